@@ -1,0 +1,1 @@
+"""simcore: a discrete-event simulator of accelerator chips, memories and interconnects."""
