@@ -1,0 +1,184 @@
+"""What the lowering of an op graph knows while it emits tasks: local sizes, where tensors live, and who waits for whom.
+
+Activations live in VMEM for as long as they are needed if all of them fit beside the tile pools; else the largest ones
+go to HBM and are streamed. Weights and caches are in HBM and stream through pools of ``buffers`` tiles that all
+operations of a kind share, so that the next operation's first tiles are loaded while this one computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from simcore.chips import Chip
+from simcore.dtypes import bytes_of
+from simcore.errors import GraphError
+from simcore.graph import EntityClass, Ref, TaskGraph
+from simcore.graph.access import Region
+from simcore.graph.graph import Reference
+from simcore.graph.reference import Indices
+from simcore.opgraph.graph import OpGraph, Repeat
+from simcore.opgraph.operations import Operation
+from simcore.opgraph.tensor import ShardedTensor
+
+LAUNCH = "launch"
+"""The host's launch of the step, where the chip has a cost for it: what waits for nothing else waits for it."""
+RESIDENT_SHARE = 8
+"""Activations may take 1 / this of VMEM; the tile pools have the rest."""
+ROWS_SHARE = 64
+"""A block of rows that is streamed for the vector unit takes at most 1 / this of VMEM."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoweringOptions:
+    """Choices of the lowering.
+
+    Parameters
+    ----------
+    buffers : tiles of each pool: 2 is double buffering.
+    ring_direction : "one_way" or "both" directions of a ring's links.
+    """
+
+    buffers: int = 2
+    ring_direction: Literal["one_way", "both"] = "both"
+
+    def __post_init__(self) -> None:
+        if self.buffers < 1:
+            raise GraphError(f"buffers is {self.buffers}; it must be 1 or more")
+        if self.ring_direction not in ("one_way", "both"):
+            raise GraphError(f"ring_direction {self.ring_direction!r}; one_way or both is meant")
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An operation and the repeat it stands in, if any."""
+
+    operation: Operation
+    repeat: Repeat | None
+
+
+@dataclass
+class Program:
+    """The state of one lowering."""
+
+    ops: OpGraph
+    chip: Chip
+    options: LoweringOptions
+    tasks: TaskGraph
+    cls: EntityClass
+    order: list[Placed]
+    resident: frozenset[str]
+    position: int = 0
+
+    # -- sizes and places -------------------------------------------------------------------------------------
+
+    def rows_columns(self, tensor: ShardedTensor) -> tuple[int, int]:
+        return self.ops.local_rows_columns(tensor)
+
+    def is_resident(self, tensor: ShardedTensor) -> bool:
+        """Whether the tensor is in VMEM."""
+        return tensor.name in self.resident
+
+    def tile_share(self, parts: int) -> int:
+        """The largest tile where two may take 2 / ``parts`` of VMEM; with more buffers each is smaller."""
+        return self.chip.vmem_capacity_bytes * 2 // (parts * max(self.options.buffers, 2))
+
+    def lead(self, tensor: ShardedTensor, i: Indices) -> Region:
+        """The index of the iteration that has its own copy of the tensor."""
+        if not tensor.repeat:
+            return ()
+        at = int(i[tensor.repeat])
+        return (slice(at, at + 1),)
+
+    # -- pools ------------------------------------------------------------------------------------------------
+
+    def pool(self, name: str, buffer_bytes: int, buffers: int | None = None) -> str:
+        """A pool shared by all operations that ask for the name; its buffers are as large as the largest asks for."""
+        if name not in self.cls.pools:
+            self.cls.pool(name, memory="vmem", buffers=buffers or self.options.buffers, buffer_bytes=buffer_bytes)
+        elif buffer_bytes > self.cls.pools[name].buffer_bytes:
+            self.cls.pools[name] = replace(self.cls.pools[name], buffer_bytes=buffer_bytes)
+        return name
+
+    # -- who waits for whom -----------------------------------------------------------------------------------
+
+    @property
+    def _here(self) -> Placed:
+        return self.order[self.position]
+
+    def after(self, *tensors: ShardedTensor) -> list[Reference]:
+        """What must be complete before the operation at hand reads these tensors: their last writers."""
+        writers = [at for tensor in tensors for at in self._last(tensor.name, writers=True)]
+        found: list[Reference] = [self._end_of(at) for at in dict.fromkeys(writers)]
+        return found or ([Ref(LAUNCH)] if LAUNCH in self.cls.tasks else [])
+
+    def after_readers(self, tensor: ShardedTensor) -> list[Reference]:
+        """What must be complete before the operation at hand writes over the tensor: its readers so far."""
+        return [self._end_of(at) for at in self._last(tensor.name, writers=False) if at != self.position]
+
+    def _touches(self, at: int, name: str, writers: bool) -> bool:
+        operation = self.order[at].operation
+        if writers:
+            return operation.out.name == name
+        return any(tensor.name == name for tensor in operation.reads)
+
+    def _last(self, name: str, writers: bool) -> list[int]:
+        """Positions of the last writer, or of the readers since then, as seen from the operation at hand.
+
+        Inside a repeat, what comes later in its body happened in the iteration before.
+        """
+        here = self.position
+        repeat = self._here.repeat
+        earlier = [at for at in range(here) if self._touches(at, name, writers)]
+        same_body = [at for at in earlier if repeat is not None and self.order[at].repeat is repeat]
+        later = [
+            at
+            for at in range(here, len(self.order))
+            if repeat is not None and self.order[at].repeat is repeat and self._touches(at, name, writers)
+        ]
+        if writers:
+            return (earlier[-1:] + later[-1:]) if not same_body else earlier[-1:]
+        return earlier + later
+
+    def _end_of(self, at: int) -> Ref:
+        """The end of the operation at a position, in the iteration that the operation at hand sees."""
+        task = f"{self.order[at].operation.name}.end"
+        theirs, mine = self.order[at].repeat, self._here.repeat
+        if theirs is None:
+            return Ref(task)
+        if theirs is not mine:
+            return Ref(task, at={theirs.name: -1})  # the last iteration of a repeat that is over
+        if at >= self.position:
+            return Ref(task, at={theirs.name: -1}, outside="ignore")
+        return Ref(task)
+
+
+def placed_operations(ops: OpGraph) -> list[Placed]:
+    """The operations in program order, those of repeats once."""
+    order: list[Placed] = []
+    for node in ops.body:
+        if isinstance(node, Repeat):
+            order += [Placed(operation, node) for operation in node.body]
+        else:
+            order.append(Placed(node, None))
+    return order
+
+
+def choose_resident(ops: OpGraph, chip: Chip) -> frozenset[str]:
+    """Activations and inputs that stay in VMEM: all, or all but the largest that do not fit together."""
+    sizes = {
+        tensor.name: local_bytes(ops, tensor)
+        for tensor in ops.tensors.values()
+        if tensor.role in ("activation", "input")
+    }
+    room = chip.vmem_capacity_bytes // RESIDENT_SHARE
+    resident = sorted(sizes, key=lambda name: (sizes[name], name))
+    while resident and sum(sizes[name] for name in resident) > room:
+        resident.pop()
+    return frozenset(resident)
+
+
+def local_bytes(ops: OpGraph, tensor: ShardedTensor) -> int:
+    """Bytes of each device's shard, of one iteration where each has its own."""
+    rows, columns = ops.local_rows_columns(tensor)
+    return bytes_of(rows * columns, tensor.dtype)

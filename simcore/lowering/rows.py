@@ -1,0 +1,323 @@
+"""Lowering of operations that go row by row: elementwise work, lookups, copies into a cache.
+
+Tensors in VMEM are worked on where they are, all rows at once. Rows that are in HBM are streamed in blocks: load,
+work, store, through pools of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from simcore.dtypes import bytes_of
+from simcore.graph import BufferAccess, Ref, Take, TensorAccess, Transfer, Vector, WithIndices
+from simcore.graph.access import Access, Region, RegionFunction
+from simcore.graph.graph import Reference
+from simcore.graph.reference import Indices
+from simcore.graph.work import NOTHING, IntArray
+from simcore.lowering.matmul import LOAD_QUEUE, STORE_QUEUE
+from simcore.lowering.program import ROWS_SHARE, Program, local_bytes
+from simcore.opgraph.operations import Append, Elementwise, Lookup, TakeLast
+from simcore.opgraph.tensor import ShardedTensor
+
+ROWS_IN, ROWS_OUT, VECTORS = "row tiles in", "row tiles out", "vectors"
+
+
+class _Blocks:
+    """Rows in blocks: a loop ``name`` over them, ragged at the end; one block where nothing is streamed."""
+
+    def __init__(self, program: Program, name: str, rows: int, row_bytes: int, streamed: bool) -> None:
+        most = max(program.tile_share(ROWS_SHARE) // max(row_bytes, 1), 1)
+        self.rows, self.loop = rows, f"{name}.rows"
+        self.block = min(rows, most) if streamed else rows
+        self.count = -(-rows // self.block)
+
+    def sizes(self) -> IntArray:
+        """Rows of each block."""
+        begins = np.arange(self.count, dtype=np.int64) * self.block
+        return np.minimum(begins + self.block, self.rows) - begins
+
+    def region(self, columns: int) -> RegionFunction:
+        def region(i: Indices, _: Indices) -> Region:
+            begin = int(i[self.loop]) * self.block
+            return (slice(begin, min(begin + self.block, self.rows)), slice(0, columns))
+
+        return region
+
+
+def lower_elementwise(program: Program, operation: Elementwise) -> None:
+    """One task on the vector unit for each block of rows, and the loads and stores of tensors that are in HBM."""
+    cls, name, out = program.cls, operation.name, operation.out
+    rows, columns = program.rows_columns(out)
+    row_bytes = max(bytes_of(program.rows_columns(t)[1], t.dtype) for t in (*operation.inputs, out))
+    streamed = [t for t in operation.inputs if not program.is_resident(t)]
+    stores = not program.is_resident(out)
+    blocks = _Blocks(program, name, rows, row_bytes, bool(streamed) or stores)
+    cls.unit("vpu")
+    vectors = [_load_vector(program, name, vector) for vector in operation.vectors]
+    work_task = f"{name}.work"
+    with cls.loop(blocks.loop, blocks.count):
+        reads: list[Access] = []
+        after: list[Reference] = [*vectors, *program.after_readers(out)]
+        moved: IntArray = np.zeros(blocks.count, dtype=np.int64)
+        for number, tensor in enumerate(operation.inputs):
+            width = program.rows_columns(tensor)[1]
+            tile = blocks.sizes() * bytes_of(width, tensor.dtype)
+            moved = moved + tile
+            if tensor not in streamed:
+                reads.append(TensorAccess(tensor.name, blocks.region(width)))
+                after += program.after(tensor)
+                continue
+            cls.unit("hbm")
+            pool = program.pool(ROWS_IN, int(tile.max()), buffers=2 * program.options.buffers)
+            load = cls.task(
+                f"{name}.load {number}",
+                unit="hbm",
+                queue=LOAD_QUEUE,
+                work=Transfer(tile),
+                kind="hbm_load",
+                moves=tensor.name,
+                after=program.after(tensor),
+                takes=[Take(pool, freed_by=[Ref(work_task)])],
+                reads=[TensorAccess(tensor.name, blocks.region(width))],
+                writes=[BufferAccess(pool)],
+                function=_same,
+            )
+            after.append(load)
+            reads.append(BufferAccess(pool, load.ref()))
+        out_tile = blocks.sizes() * bytes_of(columns, out.dtype)
+        out_pool = program.pool(ROWS_OUT, int(out_tile.max())) if stores else ""
+        reads += [BufferAccess(VECTORS, vector) for vector in vectors]
+        whole = TensorAccess(out.name, blocks.region(columns))
+        work = cls.task(
+            work_task,
+            unit="vpu",
+            work=Vector(_operations(blocks.sizes() * columns, operation.operations_per_element), moved + out_tile),
+            after=after,
+            takes=[Take(out_pool, freed_by=[Ref(f"{name}.store")])] if stores else [],
+            reads=reads,
+            writes=[BufferAccess(out_pool) if stores else whole],
+            function=operation.function,
+        )
+        last = work
+        if stores:
+            last = cls.task(
+                f"{name}.store",
+                unit="hbm",
+                queue=STORE_QUEUE,
+                work=Transfer(out_tile),
+                kind="hbm_store",
+                moves=out.name,
+                after=[work, *program.after_readers(out)],
+                reads=[BufferAccess(out_pool, work.ref())],
+                writes=[whole],
+                function=_same,
+            )
+    cls.task(f"{name}.end", after=[Ref(last.name)], kind="sync")
+
+
+def _operations(elements: IntArray, per_element: float) -> IntArray:
+    rounded: IntArray = np.ceil(elements * per_element).astype(np.int64)
+    return rounded
+
+
+def _load_vector(program: Program, name: str, vector: ShardedTensor) -> Ref:
+    """Load a weight of one row, such as a norm's scale."""
+    cls, size = program.cls, local_bytes(program.ops, vector)
+    columns = math.prod(program.rows_columns(vector))
+    pool = program.pool(VECTORS, size)
+    cls.unit("hbm")
+
+    def region(i: Indices, _: Indices) -> Region:
+        return (*program.lead(vector, i), slice(0, columns))
+
+    load = cls.task(
+        f"{name}.load {vector.name}",
+        unit="hbm",
+        queue=LOAD_QUEUE,
+        work=Transfer(size),
+        kind="hbm_load",
+        moves=vector.name,
+        after=program.after(vector),
+        takes=[Take(pool, freed_by=[Ref(f"{name}.work")])],
+        reads=[TensorAccess(vector.name, region)],
+        writes=[BufferAccess(pool)],
+        function=_flat,
+    )
+    return Ref(load.name)
+
+
+def lower_lookup(program: Program, operation: Lookup) -> None:
+    """Gather the tokens' rows from HBM.
+
+    A table that is split over its rows holds each token's row on one chip only: on average each chip reads 1 / ways
+    of them, which is what is counted.
+    """
+    mesh, axes = program.ops.mesh, operation.table.layout.dims[0].axes
+    rows, columns = program.rows_columns(operation.out)
+    held = program.ops.sizes[operation.table.dim_names[0]] // mesh.axis_size(axes)
+
+    def rows_of(_: Indices, coordinates: Indices, table: Any, tokens: Any) -> Any:
+        where = tuple(int(coordinates[axis]) for axis in mesh.names)
+        index = np.asarray(tokens).reshape(-1).astype(int) - mesh.position(where, axes) * held
+        here = (index >= 0) & (index < held)
+        return np.where(here[:, None], table[np.where(here, index, 0)], 0.0)
+
+    row_bytes = bytes_of(columns, operation.table.dtype)
+    blocks = _Blocks(program, operation.name, rows, row_bytes, not program.is_resident(operation.out))
+    ways = mesh.axis_size(axes)
+    _copy(
+        program,
+        operation.name,
+        blocks,
+        sources=[operation.table, operation.tokens],
+        reads=[TensorAccess(operation.table.name), TensorAccess(operation.tokens.name, blocks.region(1))],
+        out=operation.out,
+        function=WithIndices(rows_of),
+        load_bytes=-(-blocks.sizes() // ways) * row_bytes,
+        moves=f"{operation.table.name} rows",
+    )
+
+
+def lower_take_last(program: Program, operation: TakeLast) -> None:
+    """Copy the last position's row of every request; within VMEM that takes no time."""
+    rows, columns = program.rows_columns(operation.out)
+    positions = program.rows_columns(operation.source)[0] // rows
+
+    def last(source: Any) -> Any:
+        return source[positions - 1 :: positions]
+
+    row_bytes = bytes_of(columns, operation.out.dtype)
+    blocks = _Blocks(program, operation.name, rows, row_bytes, streamed=False)
+    _copy(
+        program,
+        operation.name,
+        blocks,
+        sources=[operation.source],
+        reads=[TensorAccess(operation.source.name)],
+        out=operation.out,
+        function=last,
+        load_bytes=blocks.sizes() * row_bytes * (not program.is_resident(operation.source)),
+        moves=operation.source.name,
+    )
+
+
+def _copy(
+    program: Program,
+    name: str,
+    blocks: _Blocks,
+    *,
+    sources: list[ShardedTensor],
+    reads: list[Access],
+    out: ShardedTensor,
+    function: Callable[..., Any] | WithIndices,
+    load_bytes: IntArray,
+    moves: str,
+) -> None:
+    """Rows from HBM into VMEM, and on into HBM where ``out`` is there."""
+    cls = program.cls
+    cls.unit("hbm")
+    after = [*program.after(*sources), *program.after_readers(out)]
+    stores = not program.is_resident(out)
+    _, columns = program.rows_columns(out)
+    size = blocks.sizes() * bytes_of(columns, out.dtype)
+    rows = TensorAccess(out.name, blocks.region(columns))
+    pool = program.pool(ROWS_OUT, int(size.max())) if stores else ""
+    with cls.loop(blocks.loop, blocks.count):
+        last = cls.task(
+            f"{name}.load",
+            unit="hbm" if load_bytes.any() else None,
+            queue=LOAD_QUEUE if load_bytes.any() else None,
+            work=Transfer(load_bytes) if load_bytes.any() else NOTHING,
+            kind="hbm_load" if load_bytes.any() else "sync",
+            moves=moves,
+            after=after,
+            takes=[Take(pool, freed_by=[Ref(f"{name}.store")])] if stores else [],
+            reads=reads,
+            writes=[BufferAccess(pool) if stores else rows],
+            function=function,
+        )
+        if stores:
+            last = cls.task(
+                f"{name}.store",
+                unit="hbm",
+                queue=STORE_QUEUE,
+                work=Transfer(size),
+                kind="hbm_store",
+                moves=out.name,
+                after=[last],
+                reads=[BufferAccess(pool, last.ref())],
+                writes=[rows],
+                function=_same,
+            )
+    cls.task(f"{name}.end", after=[Ref(last.name)], kind="sync")
+
+
+def lower_append(program: Program, operation: Append) -> None:
+    """Store the new positions into the cache, request by request; from HBM they are loaded first."""
+    cls, name, source, cache = program.cls, operation.name, operation.source, operation.cache
+    rows, columns = program.rows_columns(source)
+    requests = cache.layout.local_shape(program.ops.sizes, program.ops.mesh)[0]
+    new = rows // requests
+    row_bytes = bytes_of(columns, cache.dtype)
+    streamed = not program.is_resident(source)
+    blocks = _Blocks(program, name, new, row_bytes, streamed)
+    request, size = f"{name}.request", blocks.sizes() * row_bytes
+    cls.unit("hbm")
+
+    def rows_of(i: Indices) -> slice:
+        begin = int(i[blocks.loop]) * blocks.block
+        return slice(begin, min(begin + blocks.block, new))
+
+    def mine(i: Indices, _: Indices) -> Region:
+        first, part = int(i[request]) * new, rows_of(i)
+        return (slice(first + part.start, first + part.stop), slice(0, columns))
+
+    def there(i: Indices, _: Indices) -> Region:
+        at, part = int(i[request]), rows_of(i)
+        positions = slice(operation.at + part.start, operation.at + part.stop)
+        return (*program.lead(cache, i), slice(at, at + 1), positions, slice(0, columns))
+
+    with cls.loop(request, requests), cls.loop(blocks.loop, blocks.count):
+        reads: list[Access] = [TensorAccess(source.name, mine)]
+        after = program.after(source)
+        if streamed:
+            pool = program.pool(ROWS_OUT, int(size.max()))
+            load = cls.task(
+                f"{name}.load",
+                unit="hbm",
+                queue=LOAD_QUEUE,
+                work=Transfer(size),
+                kind="hbm_load",
+                moves=source.name,
+                after=after,
+                takes=[Take(pool, freed_by=[Ref(f"{name}.store")])],
+                reads=reads,
+                writes=[BufferAccess(pool)],
+                function=_same,
+            )
+            reads, after = [BufferAccess(pool, load.ref())], [load]
+        store = cls.task(
+            f"{name}.store",
+            unit="hbm",
+            queue=STORE_QUEUE,
+            work=Transfer(size),
+            kind="hbm_store",
+            moves=cache.name,
+            after=[*after, *program.after_readers(cache)],
+            reads=reads,
+            writes=[TensorAccess(cache.name, there)],
+            function=_same,
+        )
+    cls.task(f"{name}.end", after=[Ref(store.name)], kind="sync")
+
+
+def _same(rows: Any) -> Any:
+    return rows
+
+
+def _flat(vector: Any) -> Any:
+    return vector.reshape(math.prod(vector.shape))
