@@ -1,1 +1,36 @@
-"""simcore: a discrete-event simulator of accelerator chips, memories and interconnects."""
+"""simcore: a discrete-event simulator of accelerator chips, their memories and their links running Transformers.
+
+import simcore
+result = simcore.run(graph, chip="v5e")       # a TaskGraph or an OpGraph of your own
+result = simcore.run_scenario("decode_step", parameters={"ring": 4})
+table = simcore.sweep("double_buffering", grid={"tiles": [1, 2, 4, 8]})
+"""
+
+from simcore.chips import Chip, load_chip
+from simcore.errors import SimcoreError
+from simcore.graph import Fixed, Matmul, Take, TaskGraph, Transfer, Vector
+from simcore.layout import Mesh
+from simcore.opgraph import OpGraph
+from simcore.result import RunResult
+from simcore.running import run
+from simcore.scenario import run_scenario
+from simcore.sweeping import Sweep, sweep
+
+__all__ = [
+    "Chip",
+    "Fixed",
+    "Matmul",
+    "Mesh",
+    "OpGraph",
+    "RunResult",
+    "SimcoreError",
+    "Sweep",
+    "Take",
+    "TaskGraph",
+    "Transfer",
+    "Vector",
+    "load_chip",
+    "run",
+    "run_scenario",
+    "sweep",
+]

@@ -158,14 +158,16 @@ class _Walk:
 
     def back_from(self, row: int) -> None:
         t = self.timeline
+        seen = {row}  # with hand-driven units what released what is a guess, and no-time work might guess in circles
         while self.position > self.floor:
             by, how = int(t.released_by[row]), int(t.released_how[row])
-            if by < 0:
+            if by < 0 or by in seen:
                 self.paint(self.floor, "idle")
                 return
             if how != Released.QUEUE:
                 self.served(by, with_latency=how != Released.UNIT)
             row = by
+            seen.add(by)
 
     def waits(self) -> list[Wait]:
         return self.painted[::-1]

@@ -156,13 +156,9 @@ def unit_model(chip: Chip, kind: str, ideal: bool = False) -> UnitModel:
         )
 
     if kind == "hbm":
-        return channel(
-            chip.hbm_bandwidth_bytes_per_s, 0.0 if ideal else chip.hbm_latency_s, chip.dma_issue_cost_s
-        )
+        return channel(chip.hbm_bandwidth_bytes_per_s, 0.0 if ideal else chip.hbm_latency_s, chip.dma_issue_cost_s)
     if kind == "ici":
-        return channel(
-            float(chip.require("ici_link_bandwidth_bytes_per_s")), float(chip.require("ici_hop_latency_s"))
-        )
+        return channel(float(chip.require("ici_link_bandwidth_bytes_per_s")), float(chip.require("ici_hop_latency_s")))
     if kind == "pcie":
         return channel(float(chip.require("pcie_bandwidth_bytes_per_s")), chip.pcie_latency_s)
     if kind == "dcn":

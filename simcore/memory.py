@@ -43,9 +43,7 @@ def peak_bytes(timeline: Timeline, entity: int, memory: str) -> int:
 
 def peak_by_memory(timeline: Timeline) -> dict[str, int]:
     """Memory -> peak of the fullest entity."""
-    memories = dict.fromkeys(
-        [*(memory for _, _, memory, _, _ in timeline.slots.pools), *timeline.tensors.memories]
-    )
+    memories = dict.fromkeys([*(memory for _, _, memory, _, _ in timeline.slots.pools), *timeline.tensors.memories])
     return {
         memory: max(peak_bytes(timeline, entity, memory) for entity in range(len(timeline.entities)))
         for memory in memories

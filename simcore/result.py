@@ -24,8 +24,8 @@ class RunResult:
     Attributes
     ----------
     time_s : from 0 to the last completion.
-    bounds_s : resource -> work / rate of its busiest instance, at the rates of the run's chip (its efficiencies, but
-        no issue costs, padding or latencies): no schedule can be faster.
+    bounds_s : resource -> work / rate of its busiest instance, at the data sheet's rates (efficiencies 1, no issue
+        costs, padding or latencies): no schedule can be faster.
     bound_s, bound_by : the largest of them and its resource.
     utilization : unit kind -> share of the makespan that its busiest instance is serving.
     exposed_s : cause -> time in which neither MXU nor VPU of the busiest chip works, attributed (see

@@ -95,7 +95,8 @@ class Timeline:
     """Columns of one run.
 
     ``task``, ``operation``, ``kind`` and ``moves`` index the tables of names; ``lane`` indexes `lanes` (-1: no unit);
-    ``entity`` indexes `entities`; ``iteration`` is the innermost loop's index (-1 outside loops); ``released_by`` is
+    ``entity`` indexes `entities`; ``iteration`` is the index in the innermost loop that
+    repeats (-1 outside loops); ``released_by`` is
     the row of the task whose completion or release let this one start (-1: nothing did) and ``released_how`` a
     `Released`. ``ready`` <= ``granted`` <= ``start`` <= ``end`` <= ``done``.
     """

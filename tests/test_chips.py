@@ -61,7 +61,7 @@ def test_ridge_is_peak_over_bandwidth():
 
 
 def test_unknown_chip_names_the_nearest():
-    with pytest.raises(ChipError, match="did you mean.*v5e"):
+    with pytest.raises(ChipError, match=r"did you mean.*v5e"):
         load_chip("v5")
 
 

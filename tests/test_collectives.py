@@ -14,7 +14,7 @@ from simcore.graph import TaskGraph
 from simcore.graph.races import check_races
 from simcore.graph.values import execute
 from simcore.quantities import duration_ps
-from simcore.run import run, simulate
+from simcore.running import run, simulate
 from tests.random_graphs import flat_of
 
 BANDWIDTH, HOP_PS = 45e9, 10**6

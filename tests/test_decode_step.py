@@ -1,9 +1,12 @@
 """A decode step of the made-up model: its FLOPs, bytes and bounds are those of the worked case."""
 
+from itertools import pairwise
+
 import pytest
 
 from simcore.chips import load_chip
 from simcore.lowering import lower
+from simcore.running import run
 from workloads.accounting import account, decode_flops
 from workloads.config import ModelConfig
 from workloads.transformer import decode_step, prefill
@@ -16,7 +19,6 @@ TERA = load_chip("v5e").replace(hbm_bandwidth="1 TB/s", **{"peak_flops_per_s.bf1
 
 
 def simulate(ring=1, ideal=True, chip=TERA, **sizes):
-    from simcore.run import run
 
     sizes = {"batch": 4, "context": 8192, **sizes}
     return run(lower(decode_step(EXAMPLE, ring=ring, **sizes), chip), chip=chip, ideal=ideal)
@@ -56,7 +58,7 @@ def test_the_memory_bound_is_15_9_ms_and_the_step_is_close_to_it():
 @pytest.mark.parametrize("ideal", [True, False])
 def test_larger_rings_gain_less_and_less(ideal):
     times = [simulate(ring, ideal=ideal, chip=load_chip("v5e")).time_s for ring in (1, 2, 4, 8)]
-    gains = [before / after for before, after in zip(times[:-1], times[1:], strict=True)]
+    gains = [before / after for before, after in pairwise(times)]
     assert all(gain > 1.5 for gain in gains)
     assert gains[-1] < gains[0]
 
@@ -82,8 +84,6 @@ def test_a_step_without_history_reads_no_cache():
 
 @pytest.mark.parametrize(("causal", "scores"), [("full", 64 * 64), ("skip", 64 * 64)])
 def test_one_block_of_queries_sees_the_whole_rectangle(causal, scores):
-    from simcore.run import run
-
     tiny = ModelConfig(
         name="tiny", model_type="llama", n_layers=3, d_model=64, n_heads=4, n_kv_heads=2, head_dim=16, d_ff=96,
         vocabulary_size=128,
@@ -94,7 +94,6 @@ def test_one_block_of_queries_sees_the_whole_rectangle(causal, scores):
 
 
 def test_skipping_blocks_above_the_diagonal_saves_about_half_of_the_scores():
-    from simcore.run import run
 
     def scores(causal):
         graph = lower(prefill(EXAMPLE, batch=1, context=4096, causal=causal), TERA)

@@ -10,7 +10,7 @@ from simcore.collectives.closed_forms import pipeline_ps
 from simcore.engine.simpy_engine import SimpyEngine
 from simcore.errors import DeadlockError
 from simcore.graph import Fixed, Ref, Take, TaskGraph
-from simcore.run import run, simulate
+from simcore.running import run, simulate
 from simcore.timeline import Released
 from tests.random_graphs import flat_of
 

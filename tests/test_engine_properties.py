@@ -14,7 +14,7 @@ from simcore.engine.assemble import assemble
 from simcore.engine.schedule import Schedule
 from simcore.errors import DeadlockError
 from simcore.exposure import compute_busy_ps, waits
-from simcore.run import simulate
+from simcore.running import simulate
 from simcore.timeline import Released
 from tests.oracle import oracle_columns, runs_one_at_a_time, same
 from tests.random_graphs import flat_of, play, random_graph

@@ -280,6 +280,8 @@ class TestDeclarations:
             (lambda: chip.task("t"), "task 't' of class 'chip' is already declared"),
             (lambda: chip.task("u", unit="hmb"), r"unknown unit 'hmb', did you mean hbm\?"),
             (lambda: chip.task("u", takes=[Take("q", [])]), "unknown pool 'q', known: p"),
+            (lambda: chip.task("u", after="t"), "'u': after is a list of references"),
+            (lambda: chip.task("u", takes=[Take("p", "t")]), "'u': freed_by is a list of references"),
             (lambda: chip.pool("p", memory="vmem", buffers=1, buffer_bytes=8), "already declared"),
             (lambda: chip.pool("q", memory="vmem", buffers=0, buffer_bytes=8), "at least 1 buffer"),
             (lambda: chip.tensor("w", bytes=8), "already declared"),
@@ -299,6 +301,10 @@ class TestDeclarations:
         graph.entity_class("a", mesh={"x": 2}, only=[(0,)])
         with pytest.raises(GraphError, match="own the same coordinates"):
             graph.entity_class("b", mesh={"x": 2})
+        with pytest.raises(GraphError, match="listed twice"):
+            graph.entity_class("d", mesh={"x": 2}, only=[(1,), (1,)])
+        with pytest.raises(GraphError, match=r"wraps names an unknown axis 'z', known: x"):
+            graph.entity_class("e", mesh={"x": 2}, wraps={"z": False})
         with pytest.raises(GraphError, match="outside the mesh"):
             graph.entity_class("c", mesh={"x": 2}, only=[(5,)])
 

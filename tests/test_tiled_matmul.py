@@ -13,7 +13,7 @@ from simcore.graph.values import execute
 from simcore.hardware import Hardware
 from simcore.lowering import MatmulShape, Tiling, choose_tiling, matmul_graph
 from simcore.lowering.tiling import ORDERS, STATIONARY
-from simcore.run import run
+from simcore.running import run
 
 V5E = load_chip("v5e")
 SHAPE = MatmulShape(5, 7, 6)  # ragged in every dimension for tiles of 2 x 3 x 4

@@ -9,7 +9,7 @@ from simcore.errors import DeadlockError, GraphError
 from simcore.graph import BufferAccess, Fixed, Ref, Take, TaskGraph, TensorAccess
 from simcore.graph.races import check_races
 from simcore.graph.values import execute
-from simcore.run import simulate
+from simcore.running import simulate
 from tests.random_graphs import flat_of
 
 SEEDS = range(12)

@@ -7,39 +7,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal, TypeAlias, get_args
 
+from simcore import dtypes
 from simcore.errors import ModelConfigError, nearest
 
 LayerAttention: TypeAlias = Literal["full", "sliding", "chunked"]
 Norm: TypeAlias = Literal["rmsnorm", "layernorm"]
 QkNorm: TypeAlias = Literal["per_head", "whole", "weightless"]
 
-DTYPE_BITS: dict[str, float] = {
-    "fp32": 32,
-    "bf16": 16,
-    "fp16": 16,
-    "fp8": 8,
-    "int8": 8,
-    "int4": 4,
-    "mxfp4": 4.25,  # 4-bit values, one 8-bit scale for each 32
-    "nvfp4": 4.5,  # 4-bit values, one 8-bit scale for each 16
-}
-"""Bits that one stored value takes, block scales included."""
-
 MAX_LAYERS = 10_000
 MAX_SIZE = 10**9
 
 
-def dtype_bits(dtype: str) -> float:
-    """Bits of one stored value of ``dtype``. Raises `ModelConfigError` for an unknown name.
+def dtype_bits(dtype: str) -> Fraction | int:
+    """Bits of one stored value of ``dtype``, block scales included. Raises `ModelConfigError` for an unknown name.
 
     >>> dtype_bits("bf16")
     16
     """
-    if dtype not in DTYPE_BITS:
-        raise ModelConfigError(f"unknown dtype {dtype!r}: {nearest(str(dtype), DTYPE_BITS)}")
-    return DTYPE_BITS[dtype]
+    try:
+        return dtypes.dtype_bits(dtype)
+    except dtypes.DtypeError as error:
+        raise ModelConfigError(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +98,7 @@ class MoeConfig:
             if getattr(self, field) is not None:
                 _size(f"moe.{field}", getattr(self, field))
         if self.n_groups is not None and self.n_experts % self.n_groups:
-            raise ModelConfigError(
-                f"moe.n_experts {self.n_experts} does not divide into moe.n_groups {self.n_groups}"
-            )
+            raise ModelConfigError(f"moe.n_experts {self.n_experts} does not divide into moe.n_groups {self.n_groups}")
         if self.top_k_groups is not None and self.top_k_groups > (self.n_groups or 1):
             raise ModelConfigError(
                 f"moe.top_k_groups {self.top_k_groups} is more than moe.n_groups {self.n_groups or 1}"
@@ -196,14 +185,10 @@ class ModelConfig:
                     f"qk_nope_head_dim + qk_rope_head_dim ({self.mla.qk_head_dim})"
                 )
             if self.qk_norm is not None:
-                raise ModelConfigError(
-                    "qk_norm and mla do not go together: the latents of mla have norms of their own"
-                )
+                raise ModelConfigError("qk_norm and mla do not go together: the latents of mla have norms of their own")
         for layer in self.moe.layers if self.moe is not None else ():
             if not 0 <= layer < self.n_layers:
-                raise ModelConfigError(
-                    f"moe.layers names layer {layer}, but the layers are 0 to {self.n_layers - 1}"
-                )
+                raise ModelConfigError(f"moe.layers names layer {layer}, but the layers are 0 to {self.n_layers - 1}")
         if self.quantized_parts == "experts" and self.moe is None:
             raise ModelConfigError('quantized_parts is "experts", but the model has none')
 
@@ -218,13 +203,9 @@ class ModelConfig:
         for kind in set(pattern):
             _one_of("attention_pattern", kind, get_args(LayerAttention))
         if "sliding" in pattern and self.sliding_window is None:
-            raise ModelConfigError(
-                "the model has sliding layers but no sliding_window: give the window's length"
-            )
+            raise ModelConfigError("the model has sliding layers but no sliding_window: give the window's length")
         if "chunked" in pattern and self.attention_chunk is None:
-            raise ModelConfigError(
-                "the model has chunked layers but no attention_chunk: give the chunk's length"
-            )
+            raise ModelConfigError("the model has chunked layers but no attention_chunk: give the chunk's length")
 
     @property
     def group_size(self) -> int:

@@ -57,17 +57,13 @@ def load_json_object(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ModelConfigError(f"{path} is no text in UTF-8, so no JSON either") from None
     except json.JSONDecodeError as error:
-        raise ModelConfigError(
-            f"{path} is no JSON: line {error.lineno}, column {error.colno}: {error.msg}"
-        ) from None
+        raise ModelConfigError(f"{path} is no JSON: line {error.lineno}, column {error.colno}: {error.msg}") from None
     except (RecursionError, ValueError):
         raise ModelConfigError(
             f"{path} is no JSON that can be a model: nested too deep, or a number too long"
         ) from None
     if not isinstance(data, dict):
-        kind = {list: "a list", str: "a string", type(None): "null", bool: "true or false"}.get(
-            type(data), "a number"
-        )
+        kind = {list: "a list", str: "a string", type(None): "null", bool: "true or false"}.get(type(data), "a number")
         raise ModelConfigError(f"{path}: a config is a JSON object, but this is {kind}")
     return data
 
@@ -77,9 +73,7 @@ def _read(data: Mapping[str, Any], where: str, path: Path | None) -> ModelConfig
     family = FAMILIES[model_type]
     keys = Keys(where, model_type, values, family.defaults, notes)
     try:
-        return ModelConfig(
-            name=_name(data, model_type, path), model_type=model_type, **_figures(keys, family)
-        )
+        return ModelConfig(name=_name(data, model_type, path), model_type=model_type, **_figures(keys, family))
     except ModelConfigError as error:
         if str(error).startswith(where):
             raise
@@ -97,9 +91,7 @@ def _language_model(data: Mapping[str, Any], where: str) -> tuple[str, Mapping[s
     if outer not in WRAPPERS:
         raise _unknown(outer, data, where)
     if text is None:
-        raise ModelConfigError(
-            f"{where}: a {outer} config has its language model in text_config, which is missing"
-        )
+        raise ModelConfigError(f"{where}: a {outer} config has its language model in text_config, which is missing")
     inner = _model_type(text, where) if text.get("model_type") is not None else WRAPPERS[outer]
     if inner not in FAMILIES:
         raise _unknown(inner, text, f"{where}, text_config")
@@ -118,9 +110,7 @@ def _without_null(values: Mapping[str, Any], some: tuple[str, ...]) -> dict[str,
 def _model_type(data: Mapping[str, Any], where: str) -> str:
     model_type = data.get("model_type")
     if model_type is None:
-        raise ModelConfigError(
-            f"{where}: model_type is missing, so the family is unknown; {_keys_found(data)}"
-        )
+        raise ModelConfigError(f"{where}: model_type is missing, so the family is unknown; {_keys_found(data)}")
     if not isinstance(model_type, str):
         raise ModelConfigError(f"{where}: model_type must be a string, got {short(model_type)}")
     if model_type in REFUSED:
@@ -160,9 +150,7 @@ def _figures(keys: Keys, family: Family) -> dict[str, Any]:
         n_kv_heads, head_dim = n_heads, mla.qk_head_dim
     else:
         details_decide = keys.family == "falcon" and keys.find("n_kv_heads") is None
-        n_kv_heads = (
-            n_heads if details_decide else keys.integer("n_kv_heads", n_heads, because="it is n_heads")
-        )
+        n_kv_heads = n_heads if details_decide else keys.integer("n_kv_heads", n_heads, because="it is n_heads")
         head_dim = _head_dim(keys, d_model, n_heads)
     multiple = family.d_ff_over_d_model
     if multiple is None:
@@ -182,9 +170,7 @@ def _figures(keys: Keys, family: Family) -> dict[str, Any]:
     quantized, parts = _quantization(keys, moe is not None)
     mtp = keys.optional_integer("n_mtp_layers", least=0)
     if mtp:
-        keys.notes.append(
-            f"the {mtp} multi-token-prediction layer{'s are' if mtp > 1 else ' is'} not counted"
-        )
+        keys.notes.append(f"the {mtp} multi-token-prediction layer{'s are' if mtp > 1 else ' is'} not counted")
     figures: dict[str, Any] = {
         "n_layers": n_layers,
         "d_model": d_model,
@@ -226,8 +212,7 @@ def _head_dim(keys: Keys, d_model: int, n_heads: int) -> int:
         return given
     if d_model % n_heads:
         raise ModelConfigError(
-            f"{keys.where}: head_dim is not given, "
-            f"and d_model {d_model} is not a multiple of n_heads {n_heads}"
+            f"{keys.where}: head_dim is not given, and d_model {d_model} is not a multiple of n_heads {n_heads}"
         )
     return keys.integer("head_dim", d_model // n_heads, because="it is d_model / n_heads")
 
@@ -253,8 +238,7 @@ def _pattern(keys: Keys, family: Family, n_layers: int) -> tuple[LayerAttention,
     for kind in given:
         if kind not in _LAYER_TYPES:
             raise ModelConfigError(
-                f"{keys.where}: layer_types has {short(kind)}, which is not modelled: "
-                f"{nearest(kind, _LAYER_TYPES)}"
+                f"{keys.where}: layer_types has {short(kind)}, which is not modelled: {nearest(kind, _LAYER_TYPES)}"
             )
     return tuple(_LAYER_TYPES[kind] for kind in given)
 
@@ -282,7 +266,5 @@ def _quantization(keys: Keys, has_experts: bool) -> tuple[str | None, str]:
         return "fp8", "linear"
     if method == "mxfp4" and has_experts:
         return "mxfp4", "experts"
-    keys.notes.append(
-        f"the quantization {short(method)} is not modelled: weights are counted as stored unquantized"
-    )
+    keys.notes.append(f"the quantization {short(method)} is not modelled: weights are counted as stored unquantized")
     return None, "linear"

@@ -40,7 +40,7 @@ def _where(kind: LayerAttention, layers: Iterable[bool]) -> Pattern:
 
 def full(keys: Keys, n_layers: int) -> Pattern:
     """Every layer sees everything."""
-    return ("full",) * n_layers
+    return _where("full", [True] * n_layers)
 
 
 def window_everywhere(keys: Keys, n_layers: int) -> Pattern:
@@ -56,7 +56,7 @@ def window_if_used(keys: Keys, n_layers: int) -> Pattern:
 def window_from_layer(keys: Keys, n_layers: int) -> Pattern:
     """With use_sliding_window, layers from max_window_layers on slide (qwen2, qwen3)."""
     if not _window_used(keys):
-        return ("full",) * n_layers
+        return full(keys, n_layers)
     first = keys.integer("max_window_layers", 28, least=0)
     return _where("sliding", (i >= first for i in range(n_layers)))
 
@@ -64,7 +64,7 @@ def window_from_layer(keys: Keys, n_layers: int) -> Pattern:
 def window_on_even_until(keys: Keys, n_layers: int) -> Pattern:
     """With use_sliding_window, even layers below max_window_layers slide (qwen2_moe)."""
     if not _window_used(keys):
-        return ("full",) * n_layers
+        return full(keys, n_layers)
     end = keys.integer("max_window_layers", 28, least=0)
     return _where("sliding", (i % 2 == 0 and i < end for i in range(n_layers)))
 
@@ -72,7 +72,7 @@ def window_on_even_until(keys: Keys, n_layers: int) -> Pattern:
 def window_on_even(keys: Keys, n_layers: int) -> Pattern:
     """Layers 0, 2, ... slide (gemma2, gpt_oss)."""
     if not _window(keys):
-        return ("full",) * n_layers
+        return full(keys, n_layers)
     return _where("sliding", (i % 2 == 0 for i in range(n_layers)))
 
 
@@ -81,7 +81,7 @@ def full_every(period: int) -> Callable[[Keys, int], Pattern]:
 
     def pattern(keys: Keys, n_layers: int) -> Pattern:
         if not _window(keys):
-            return ("full",) * n_layers
+            return full(keys, n_layers)
         every = keys.integer("sliding_window_pattern", period, because=f"every {period}th layer is full")
         return _where("sliding", ((i + 1) % every > 0 for i in range(n_layers)))
 
@@ -91,13 +91,11 @@ def full_every(period: int) -> Callable[[Keys, int], Pattern]:
 def chunks_where_rope(keys: Keys, n_layers: int) -> Pattern:
     """Layers with rotary positions see their chunk, the others everything (llama4)."""
     if keys.optional_integer("attention_chunk") is None:
-        return ("full",) * n_layers
+        return full(keys, n_layers)
     with_rope = keys.integers("no_rope_layers")  # 1: the layer *has* rotary positions
     if with_rope:
         if len(with_rope) != n_layers:
-            raise ModelConfigError(
-                f"{keys.where}: no_rope_layers has {len(with_rope)} entries for {n_layers} layers"
-            )
+            raise ModelConfigError(f"{keys.where}: no_rope_layers has {len(with_rope)} entries for {n_layers} layers")
         return _where("chunked", (rope != 0 for rope in with_rope))
     every = keys.integer("no_rope_layer_interval", 4, because="every 4th layer is full")
     return _where("chunked", ((i + 1) % every > 0 for i in range(n_layers)))
@@ -112,9 +110,7 @@ def _window(keys: Keys) -> bool:
 
 def _window_used(keys: Keys) -> bool:
     return (
-        keys.values.get("use_sliding_window") is not None
-        and keys.flag("use_sliding_window", False)
-        and _window(keys)
+        keys.values.get("use_sliding_window") is not None and keys.flag("use_sliding_window", False) and _window(keys)
     )
 
 
@@ -280,9 +276,7 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-LLAMA = Family(
-    qkv_bias=ATTENTION_BIAS, attention_output_bias=ATTENTION_BIAS, mlp_bias=Switch("mlp_bias", False)
-)
+LLAMA = Family(qkv_bias=ATTENTION_BIAS, attention_output_bias=ATTENTION_BIAS, mlp_bias=Switch("mlp_bias", False))
 QWEN3 = Family(
     qkv_bias=ATTENTION_BIAS,
     attention_output_bias=ATTENTION_BIAS,

@@ -82,8 +82,7 @@ class Keys:
             if self.defaults.get(figure) is None:
                 return None
             self.notes.append(
-                f"{figure} {self.defaults[figure]}: {self._why(figure)}, "
-                f"so the default of {self.family} holds"
+                f"{figure} {self.defaults[figure]}: {self._why(figure)}, so the default of {self.family} holds"
             )
             return int(self.defaults[figure])
         key, value = entry
@@ -93,9 +92,7 @@ class Keys:
             raise self.wrong(key, "a whole number", value)
         most = MAX_LAYERS if figure == "n_layers" else MAX_SIZE
         if not least <= value <= most:
-            raise ModelConfigError(
-                f"{self.where}: {key} must be between {least} and {most:,}, got {short(value)}"
-            )
+            raise ModelConfigError(f"{self.where}: {key} must be between {least} and {most:,}, got {short(value)}")
         return value
 
     def flag(self, figure: str, default: bool) -> bool:
@@ -115,9 +112,7 @@ class Keys:
         """A string; absent or null: ``default``, noted."""
         entry = self.find(figure)
         if entry is None or entry[1] is None:
-            self.notes.append(
-                f"{figure} {default}: {self._why(figure)}, so the default of {self.family} holds"
-            )
+            self.notes.append(f"{figure} {default}: {self._why(figure)}, so the default of {self.family} holds")
             return default
         if not isinstance(entry[1], str):
             raise self.wrong(entry[0], "a string", entry[1])
@@ -155,12 +150,8 @@ class Keys:
         entry = self.find(figure)
         looked_for = " or ".join(ALIASES.get(figure, (figure,)))
         if entry is not None:
-            return ModelConfigError(
-                f"{self.where}: {entry[0]} is null, but a {self.family} model needs it ({figure})"
-            )
-        return ModelConfigError(
-            f"{self.where}: {figure} is missing: a {self.family} config gives it as {looked_for}"
-        )
+            return ModelConfigError(f"{self.where}: {entry[0]} is null, but a {self.family} model needs it ({figure})")
+        return ModelConfigError(f"{self.where}: {figure} is missing: a {self.family} config gives it as {looked_for}")
 
 
 def short(value: object) -> str:

@@ -102,14 +102,7 @@ class ParameterCount:
     @property
     def total(self) -> int:
         """All parameters: what memory has to hold."""
-        return (
-            self.embedding
-            + self.positions
-            + self._sum("total")
-            + self.final_norm
-            + self.lm_head
-            + self.head_bias
-        )
+        return self.embedding + self.positions + self._sum("total") + self.final_norm + self.lm_head + self.head_bias
 
     @property
     def total_without_norms(self) -> int:
@@ -119,14 +112,7 @@ class ParameterCount:
     @property
     def active(self) -> int:
         """Parameters that one token uses, embeddings included."""
-        return (
-            self.embedding
-            + self.positions
-            + self._sum("active")
-            + self.final_norm
-            + self.lm_head
-            + self.head_bias
-        )
+        return self.embedding + self.positions + self._sum("active") + self.final_norm + self.lm_head + self.head_bias
 
     @property
     def active_without_embedding(self) -> int:
@@ -185,9 +171,7 @@ def _layer(config: ModelConfig, moe: bool) -> LayerParameters:
         mla = config.mla
         c, rope = mla.kv_lora_rank, mla.qk_rope_head_dim
         query = d * n * h if mla.q_lora_rank is None else mla.q_lora_rank * (d + n * h)
-        attention = (
-            query + d * (c + rope) + c * n * (mla.qk_nope_head_dim + mla.v_head_dim) + n * mla.v_head_dim * d
-        )
+        attention = query + d * (c + rope) + c * n * (mla.qk_nope_head_dim + mla.v_head_dim) + n * mla.v_head_dim * d
         norms += c + (mla.q_lora_rank or 0)
         if config.qkv_bias:
             # Only the down projections have a bias; a direct query projection has none.
@@ -254,7 +238,7 @@ def kv_elements_per_token_per_layer(config: ModelConfig) -> int:
 
 def kv_bytes_per_token(config: ModelConfig, kv_dtype: str = "bf16") -> float:
     """Bytes that one position adds to the cache over all layers, while no window is full."""
-    return kv_elements_per_token(config) * dtype_bits(kv_dtype) / 8
+    return float(kv_elements_per_token(config) * dtype_bits(kv_dtype) / 8)
 
 
 def kv_cache_bytes(config: ModelConfig, context: int, kv_dtype: str = "bf16", windowed: bool = True) -> float:
@@ -265,7 +249,7 @@ def kv_cache_bytes(config: ModelConfig, context: int, kv_dtype: str = "bf16", wi
         positions = sum(config.attention_span(layer, context) for layer in range(config.n_layers))
     else:
         positions = config.n_layers * context
-    return positions * kv_elements_per_token_per_layer(config) * dtype_bits(kv_dtype) / 8
+    return float(positions * kv_elements_per_token_per_layer(config) * dtype_bits(kv_dtype) / 8)
 
 
 def attention_flops_per_token(

@@ -186,9 +186,11 @@ def reduce_scatter(
             pieces = _Pieces(step, chunk, way, tensor, chunks, halved_step=0)
             # Both directions end at the same shard: the one is added after the other.
             other = [Ref(f"{name}.add+", at={step: last_step_only}, outside="ignore")] if way.sign < 0 else []
-            mine = pieces.of(
-                lambda i, c, way=way: (c[axis] - way.sign + way.sign * (way.steps - i[step])) % n
-            )
+
+            def arrived(i: Indices, c: Indices, way: _Way = way) -> Any:
+                return (c[axis] - way.sign + way.sign * (way.steps - i[step])) % n
+
+            mine = pieces.of(arrived)
             add = cls.task(
                 f"{name}.add{way.suffix}",
                 unit="vpu",
@@ -217,12 +219,8 @@ def all_reduce(
     after: Sequence[Reference] = (),
 ) -> Task:
     """AllReduce along ``axis``: a ReduceScatter and then an AllGather of the shards."""
-    scattered = reduce_scatter(
-        cls, f"{name}.rs", axis, tensor, direction=direction, chunks=chunks, after=after
-    )
-    return all_gather(
-        cls, f"{name}.ag", axis, tensor, direction=direction, chunks=chunks, after=[scattered]
-    )
+    scattered = reduce_scatter(cls, f"{name}.rs", axis, tensor, direction=direction, chunks=chunks, after=after)
+    return all_gather(cls, f"{name}.ag", axis, tensor, direction=direction, chunks=chunks, after=[scattered])
 
 
 def _identity(sent: Any) -> Any:

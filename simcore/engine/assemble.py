@@ -36,6 +36,16 @@ def _layer_of(task: Task) -> IntArray:
     return np.full(math.prod(task.counts), task.layer, dtype=np.int64)
 
 
+def _index_in_innermost(task: Task, iteration: IntArray) -> IntArray:
+    """The index in the innermost loop that repeats at all; 0 where none does, -1 outside loops."""
+    inner = 1
+    for count in reversed(task.counts):
+        if count > 1:
+            return (iteration // inner) % count
+        inner *= count
+    return np.full(len(iteration), 0 if task.loops else -1, dtype=np.int64)
+
+
 def assemble(flat: FlatGraph, schedule: Schedule) -> Timeline:
     """The timeline of a run."""
     operations, kinds, moves = _Names(), _Names(), _Names()
@@ -47,7 +57,7 @@ def assemble(flat: FlatGraph, schedule: Schedule) -> Timeline:
         rows = flat.template == number
         iteration = flat.iteration[rows]
         layer[rows] = _layer_of(task)[iteration]
-        innermost[rows] = iteration % task.loops[-1].count if task.loops else -1
+        innermost[rows] = _index_in_innermost(task, iteration)
     makespan = int(schedule.done_ps.max()) if len(flat) else 0
     released = np.where(schedule.take_released_ps < 0, makespan, schedule.take_released_ps)
     return Timeline(

@@ -274,6 +274,9 @@ class EntityClass:
             raise GraphError(f"task {name!r} of class {self.name!r} is already declared")
         if unit is not None and unit not in self.units:
             raise GraphError(f"task {name!r}: unknown unit {unit!r}, {nearest(unit, self.units)}")
+        for what, references in [("after", after), *(("freed_by", take.freed_by) for take in takes)]:
+            if isinstance(references, str | Ref | Task):
+                raise GraphError(f"task {name!r}: {what} is a list of references, not one of them")
         for take in takes:
             if take.pool not in self.pools:
                 raise GraphError(f"task {name!r}: unknown pool {take.pool!r}, {nearest(take.pool, self.pools)}")
@@ -285,7 +288,7 @@ class EntityClass:
             queue=queue if queue is not None else unit,
             unit=unit,
             work=work,
-            kind=kind or _default_kind(self.units[unit].kind if unit else "wait"),
+            kind=kind or default_kind(self.units[unit].kind if unit else "wait"),
             operation=operation,
             layer=layer,
             moves=moves,
@@ -310,7 +313,8 @@ class EntityClass:
         (self._stack[-1].body if self._stack else self.body).append(node)
 
 
-def _default_kind(unit_kind: str) -> str:
+def default_kind(unit_kind: str) -> str:
+    """What the tasks of a kind of unit are called unless they say it: ``matmul`` for the MXU's."""
     return {"mxu": "matmul", "vpu": "vector", "hbm": "hbm_load"}.get(unit_kind, unit_kind)
 
 
@@ -343,11 +347,16 @@ class TaskGraph:
             if size < 1:
                 raise GraphError(f"class {name!r}: axis {axis!r} of {size}; a size is 1 or more")
         axes, sizes = tuple(mesh), tuple(mesh.values())
+        for axis in () if isinstance(wraps, bool) else wraps:
+            if axis not in mesh:
+                raise GraphError(f"class {name!r}: wraps names an unknown axis {axis!r}, {nearest(axis, mesh)}")
         wrap = tuple(wraps if isinstance(wraps, bool) else wraps.get(axis, True) for axis in axes)
         if only is not None:
             coordinates = np.array(only, dtype=np.int64).reshape(-1, len(axes))
             if ((coordinates < 0) | (coordinates >= np.array(sizes, dtype=np.int64))).any():
                 raise GraphError(f"class {name!r}: coordinates outside the mesh {mesh}")
+            if len({tuple(at) for at in coordinates.tolist()}) < len(coordinates):
+                raise GraphError(f"class {name!r}: coordinates are listed twice")
         else:
             coordinates = np.stack(
                 [axis.ravel() for axis in np.indices(sizes)] or [np.zeros(1, dtype=np.int64)], axis=-1

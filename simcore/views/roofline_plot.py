@@ -38,7 +38,7 @@ class Series:
 def draw_roofline(
     path: str | Path, chip: Chip, dtype: str, series: Sequence[Series], *, title: str, ideal: bool
 ) -> None:
-    """Draw the roof of ``chip`` for ``dtype`` (data-sheet rates) and the points; the title says the best share."""
+    """Draw the roof of ``chip`` for ``dtype`` (data-sheet rates) and the points; the title is the last point's share."""
     peak, bandwidth = chip.peak(dtype), chip.hbm_bandwidth_bytes_per_s
     ridge = peak / bandwidth
     points = [point for one in series for point in one.points]
@@ -88,10 +88,10 @@ def draw_roofline(
         f"ridge {ridge:.0f}", (ridge, floor / 1.3), xytext=(4, 0), textcoords="offset points", color="#555555"
     )
     if points:
-        best = max(points, key=lambda point: _share(point, peak, bandwidth))
-        label = f" ({best.label})" if best.label else ""
-        title += f": up to {100 * _share(best, peak, bandwidth):.0f} % of its roof{label}"
-        axes.legend(loc="lower right", frameon=False)
+        last = points[-1]
+        label = f" at {last.label}" if last.label else ""
+        title += f": {100 * _share(last, peak, bandwidth):.0f} % of its roof{label} with {series[-1].name}"
+        axes.legend(loc="upper left", frameon=False)
     axes.set_title(f"{title}\n{chip.name}, {'ideal' if ideal else 'calibrated'} model", fontsize=11, loc="left")
     with written_beside(path) as temporary:
         figure.savefig(temporary, dpi=150)

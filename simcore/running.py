@@ -18,7 +18,9 @@ from simcore.graph import TaskGraph
 from simcore.graph.unroll import FlatGraph, unroll
 from simcore.graph.validate import check_memories
 from simcore.hardware import Hardware, memory_capacities
+from simcore.lowering import LoweringOptions, lower
 from simcore.memory import peak_by_memory
+from simcore.opgraph import OpGraph
 from simcore.result import RunResult
 from simcore.timeline import PS_PER_S, Timeline
 
@@ -37,7 +39,7 @@ def simulate(flat: FlatGraph, engine: str = "auto") -> Timeline:
 
 
 def run(
-    graph: TaskGraph,
+    graph: TaskGraph | OpGraph,
     *,
     chip: str | Chip = "v5e",
     ideal: bool = False,
@@ -46,14 +48,16 @@ def run(
     parameters: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
     check: bool = False,
+    lowering: LoweringOptions | None = None,
 ) -> RunResult:
-    """Simulate ``graph`` on ``chip``.
+    """Simulate a task graph, or an op graph that is lowered to tasks first, on ``chip``.
 
     Parameters
     ----------
     chip : a name from the catalogue, a path to a chip file, or a `Chip`.
     ideal : the scaling book's arithmetic instead of the calibrated chip (see `simcore.hardware`).
     check : also look for races between the tasks' accesses before the run.
+    lowering : how an op graph is lowered.
 
     Raises `GraphError` for a graph that can't be run, `DeadlockError` for one that can't go on.
 
@@ -66,6 +70,8 @@ def run(
     """
     began = time.perf_counter()
     hardware = Hardware(load_chip(chip), ideal)
+    if isinstance(graph, OpGraph):
+        graph = lower(graph, hardware.chip, lowering)
     check_memories(graph, hardware.chip)
     flat = unroll(graph, hardware)
     if check:
@@ -73,7 +79,7 @@ def run(
 
         check_races(flat)
     timeline = simulate(flat, engine)
-    figures = _figures(timeline, hardware)
+    found = figures(timeline, hardware)
     return RunResult(
         scenario=scenario or graph.name,
         parameters=dict(parameters or {}),
@@ -88,7 +94,7 @@ def run(
         graph=graph,
         notes=tuple(graph.notes),
         extra=dict(extra or {}),
-        **figures,
+        **found,
     )
 
 
@@ -125,7 +131,8 @@ def busiest_chip(timeline: Timeline) -> int:
     return max(chips, key=lambda entity: (compute_busy_ps(timeline, entity), -entity), default=0)
 
 
-def _figures(timeline: Timeline, hardware: Hardware) -> dict[str, Any]:
+def figures(timeline: Timeline, hardware: Hardware) -> dict[str, Any]:
+    """The figures of a `RunResult` that a timeline gives, by their names."""
     bounds = bounds_ps(timeline)
     bound_by = max(bounds, key=lambda kind: bounds[kind], default="none")
     chip = busiest_chip(timeline)

@@ -1,0 +1,66 @@
+"""One decode step of a model: a new token for every request, on one chip or tensor-parallel over a ring.
+
+Weights and the cached keys and values stream from HBM through VMEM in double-buffered tiles; activations stay in VMEM.
+On a ring the heads, the feed-forward columns and the vocabulary are split, and each layer ends its two blocks with an
+AllReduce over the links. With few requests the step takes as long as HBM needs to be read once; a larger ring reads
+less a chip, until the latency of the AllReduces eats the gain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from workloads.catalogue import load_model
+
+from simcore.chips import Chip
+from simcore.lowering import LoweringOptions, lower
+from simcore.quantities import format_bytes, format_flops, format_seconds
+from simcore.scenario import Simulation, param, run_script
+from workloads.accounting import account, decode_flops
+from workloads.transformer import decode_step
+
+EXAMPLE = "--ring 4 --gantt decode_step.png"
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Parameters:
+    model: str = param("example-6b", help="a model's name, or the path of a config.json")
+    batch: int = param(4, help="requests, one new token each", minimum=1, maximum=100_000)
+    context: int = param(8192, help="cached positions of each request", minimum=0, maximum=10_000_000)
+    ring: int = param(1, help="chips that the model is split over", minimum=1, maximum=4096)
+    buffers: int = param(2, help="buffers of each kind of tile", minimum=1, maximum=64)
+    direction: Literal["one_way", "both"] = param("both", help="directions of the ring's links that are used")
+
+
+def build(p: Parameters, chip: Chip) -> Simulation:
+    config = load_model(p.model)
+    ops = decode_step(config, batch=p.batch, context=p.context, ring=p.ring)
+    graph = lower(ops, chip, LoweringOptions(buffers=p.buffers, ring_direction=p.direction))
+    held = account(config, batch=p.batch, cached=p.context, new=1)
+    flops = decode_flops(config, batch=p.batch, context=p.context)
+    memory_s = held.read_bytes / p.ring / chip.hbm_bandwidth_bytes_per_s
+    compute_s = flops / p.ring / chip.peak(config.dtype)
+    extra = {
+        "model_parameters": held.parameters,
+        "weight_bytes": held.weight_bytes,
+        "norm_bytes": held.norm_bytes,
+        "kv_cache_bytes": held.kv_cache_bytes,
+        "weights_and_kv_gib": held.weights_and_kv_bytes / GIB,
+        "read_bytes": held.read_bytes,
+        "memory_bound_s": memory_s,
+        "compute_bound_s": compute_s,
+    }
+    notes = (
+        f"{config.name}: weights {format_bytes(held.weight_bytes, binary=True)} + KV cache "
+        f"{format_bytes(held.kv_cache_bytes, binary=True)} = {held.weights_and_kv_bytes / GIB:.3f} GiB "
+        f"(norm weights, {format_bytes(held.norm_bytes)}, besides)",
+        f"a step reads {held.read_bytes / 1e9:.3f} GB of weights and cache and computes {format_flops(flops)}: "
+        f"memory bound {format_seconds(memory_s)}, compute bound {format_seconds(compute_s)} a chip",
+    )
+    return Simulation(graph, extra=extra, notes=notes)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_script(__file__))

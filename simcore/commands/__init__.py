@@ -1,0 +1,1 @@
+"""The subcommands of ``simcore``, one module each: ``main(arguments, prog) -> exit code``."""

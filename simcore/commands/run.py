@@ -1,0 +1,123 @@
+"""``simcore run SCENARIO``: simulate once; print the report or one JSON object, and write what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from simcore.commands import common
+from simcore.commands.outputs import PICTURES, TABLES, distinct, json_text, note, output_path
+from simcore.commands.parser import CommandParser, Once
+from simcore.errors import ScenarioError, SimcoreError
+from simcore.quantities import parse_seconds
+from simcore.scenario import Scenario, run_scenario, scenario_names
+
+if TYPE_CHECKING:
+    from simcore.result import RunResult
+    from simcore.views.gantt import GanttOptions
+
+DOES_NOT_FIT = 3
+
+
+def main(arguments: Sequence[str], prog: str) -> int:
+    scenario, word, rest = common.split_scenario(arguments, _parser(prog, None), prog)
+    if scenario is None:
+        _parser(prog, None).parse_all(rest)
+        raise AssertionError("the help leaves by HelpShown")
+    own = prog if prog.startswith("python ") else f"{prog} {word}"
+    parsed = _parser(own, scenario).parse_all(rest)
+    engine = common.given_engine(parsed)
+    gantt = output_path("--gantt", parsed.gantt, PICTURES)
+    table = output_path("--table", parsed.table, TABLES)
+    plot = output_path("--plot", getattr(parsed, "plot", None), PICTURES)
+    distinct({"--gantt": gantt, "--table": table, "--plot": plot})
+    window = _window(parsed.zoom, gantt)
+    result = run_scenario(
+        scenario,
+        chip=parsed.chip,
+        figures=common.given_figures(parsed),
+        ideal=parsed.ideal,
+        engine=engine,
+        parameters=common.given_parameters(parsed),
+    )
+    if gantt:
+        result.gantt(gantt, _gantt_options(window))
+        note(f"wrote {gantt}", quiet=parsed.quiet)
+    if table:
+        from simcore.views.table import write_table
+
+        write_table(result, table)
+        note(f"wrote {table}", quiet=parsed.quiet)
+    if plot:
+        scenario.plot(result, plot)
+        note(f"wrote {plot}", quiet=parsed.quiet)
+    if parsed.json:
+        print(json_text(result.to_json()))
+    elif not parsed.quiet:
+        print(result.report())
+    return _verdict(result)
+
+
+def _verdict(result: RunResult) -> int:
+    over = result.overflowing_memories
+    for memory in over:
+        peak, capacity = result.memory_peak_bytes[memory], result.memory_capacity_bytes[memory]
+        note(f"simcore: does not fit: {memory} needs {peak:,} bytes at its peak and has {capacity:,}")
+    return DOES_NOT_FIT if over else 0
+
+
+def _parser(prog: str, scenario: Scenario | None) -> CommandParser:
+    if scenario is None:
+        parser = CommandParser(
+            prog=prog,
+            usage=f"{prog} SCENARIO [--PARAM VALUE]... [flags]",
+            about=(
+                "Simulate a scenario: a name, or the path of a script of your own.\n"
+                f"scenarios: {', '.join(scenario_names())}\n"
+                f"`{prog} SCENARIO --help` shows the parameters of one."
+            ),
+            example=f"{prog} double_buffering --tiles 8 --gantt double_buffering.png",
+        )
+    else:
+        parser = CommandParser(
+            prog=prog,
+            usage=f"{prog} [--PARAM VALUE]... [flags]",
+            about=(scenario.module.__doc__ or "").strip(),
+            example=f"{prog} {common.example_of(scenario)}".rstrip(),
+        )
+        common.add_scenario_flags(parser, scenario)
+    common.add_run_flags(parser)
+    group = parser.add_argument_group("output")
+    group.add_argument("--gantt", metavar="FILE", action=Once, help="draw the timeline: .png, .svg or .pdf")
+    group.add_argument("--zoom", metavar="A:B", action=Once, help="draw only from A to B, e.g. 10us:25us")
+    if scenario is not None and scenario.has_plot:
+        group.add_argument("--plot", metavar="FILE", action=Once, help="draw the scenario's own picture")
+    group.add_argument("--table", metavar="FILE", action=Once, help="one row a task: .csv")
+    group.add_argument("--json", action="store_true", help="print one JSON object instead of the report")
+    group.add_argument("--quiet", action="store_true", help="print no report and no notes")
+    return parser
+
+
+def _window(text: str | None, gantt: Path | None) -> tuple[float, float] | None:
+    """Seconds from and to of ``--zoom``."""
+    if text is None:
+        return None
+    if gantt is None:
+        raise ScenarioError(f"--zoom {text}: needs --gantt FILE, whose picture it is a part of")
+    begin, colon, end = text.partition(":")
+    try:
+        window = parse_seconds(begin), parse_seconds(end)
+    except SimcoreError as error:
+        raise ScenarioError(f"--zoom {text}: must be two times such as 10us:25us ({error})") from None
+    if not colon or not 0 <= window[0] < window[1]:
+        raise ScenarioError(f"--zoom {text}: must go from an earlier time to a later one, such as 10us:25us")
+    return window
+
+
+def _gantt_options(window: tuple[float, float] | None) -> GanttOptions | None:
+    if window is None:
+        return None
+    from simcore.views.gantt import GanttOptions
+
+    return GanttOptions(window_s=window)

@@ -1,0 +1,427 @@
+"""The timeline as a picture: who held what, from when to when, with the finding as its title. PNG, SVG or PDF.
+
+Lanes are those of `simcore.views.gantt_lanes`; bars are drawn as collections, so that a hundred thousand of them take
+a second or two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from simcore.errors import OutputError
+from simcore.files import written_beside
+from simcore.timeline import IntColumn, Timeline
+from simcore.views.gantt_lanes import Band, Bars, BoolColumn, Group, Lane, groups_of
+from simcore.views.palette import BANDS, Style
+from simcore.views.report import finding
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from simcore.result import RunResult
+
+FloatArray = npt.NDArray[np.float64]
+UNITS = ((1e12, "s"), (1e9, "ms"), (1e6, "us"), (1e3, "ns"), (1.0, "ps"))
+LANE_IN, THIN_IN, HEADER_IN, BAND_IN, STRIP_IN = 0.30, 0.17, 0.30, 0.22, 0.19
+LEFT_IN, RIGHT_IN, TOP_IN, BOTTOM_IN = 1.55, 0.62, 0.62, 0.95
+DPI = 150
+STRIP_BINS = 400
+MOST_LABELS = 600
+CHARACTER_IN = 0.062
+HATCH_FROM_IN = 0.06
+OUTLINE_FROM_IN = 0.03
+STRIPPED = ("mxu", "vpu", "hbm", "ici", "nvlink", "pcie", "dcn", "network")
+
+
+@dataclass(frozen=True, slots=True)
+class GanttOptions:
+    """What of the timeline is drawn, and how large.
+
+    Parameters
+    ----------
+    window_s : only from the one time to the other.
+    width_in : width of the picture in inches.
+    title : instead of the finding.
+    """
+
+    window_s: tuple[float, float] | None = None
+    width_in: float = 13.0
+    title: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """The time axis: the window in picoseconds, its unit, and inches."""
+
+    begin_ps: float
+    end_ps: float
+    factor: float
+    unit: str
+    inches: float
+
+    @property
+    def ps_per_in(self) -> float:
+        return (self.end_ps - self.begin_ps) / self.inches
+
+
+def draw_gantt(result: RunResult, path: str | Path, options: GanttOptions | None = None) -> None:
+    """Draw a run's timeline; the suffix of ``path`` chooses the format.
+
+    Raises `OutputError` if the window holds nothing of the run, or the file cannot be written.
+    """
+    options = options or GanttOptions()
+    timeline = result.timeline
+    scale = _scale(timeline, options)
+    groups, note = groups_of(timeline)
+    # Fixed identifiers and no date: the same run gives the same file.
+    style: Any = {"svg.fonttype": "none", "svg.hashsalt": "simcore", "hatch.linewidth": 0.5, "font.size": 8.5}
+    with matplotlib.rc_context(style):
+        figure = _Picture(result, groups, scale, options).draw(note)
+        metadata: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(
+            Path(path).suffix.lower(), {}
+        )
+        with written_beside(path) as temporary:
+            figure.savefig(temporary, dpi=DPI, metadata=metadata)
+
+
+def _scale(timeline: Timeline, options: GanttOptions) -> _Scale:
+    makespan = timeline.makespan_ps
+    begin, end = 0.0, float(max(makespan, 1))
+    if options.window_s is not None:
+        begin, end = (second * 1e12 for second in options.window_s)
+        if not 0 <= begin < end or begin >= max(makespan, 1):
+            raise OutputError(
+                f"the window from {options.window_s[0]:g} s to {options.window_s[1]:g} s shows nothing: the run goes "
+                f"from 0 to {makespan / 1e12:g} s"
+            )
+        end = min(end, float(max(makespan, 1)))
+    factor, unit = next((factor, unit) for factor, unit in UNITS if end >= factor or unit == "ps")
+    return _Scale(begin, end, factor, unit, options.width_in - LEFT_IN - RIGHT_IN)
+
+
+class _Picture:
+    def __init__(self, result: RunResult, groups: Sequence[Group], scale: _Scale, options: GanttOptions) -> None:
+        self.result, self.groups, self.scale, self.options = result, groups, scale, options
+        self.timeline = result.timeline
+        self.merged = 0
+        self.labels = 0
+        self.styles: dict[str, Style] = {}
+        self.critical: BoolColumn = np.zeros(0, dtype=bool)
+        self.strips = _strips(self.timeline, scale)
+
+    def draw(self, note: str) -> Figure:
+        lanes_in = sum(self._group_in(group) for group in self.groups) or LANE_IN
+        strips_in = STRIP_IN * len(self.strips) + (0.22 if self.strips else 0.0)
+        height = TOP_IN + lanes_in + strips_in + BOTTOM_IN
+        figure = Figure(figsize=(self.options.width_in, height))
+        width = self.options.width_in
+        axes = figure.add_axes(
+            (LEFT_IN / width, (BOTTOM_IN + strips_in) / height, self.scale.inches / width, lanes_in / height)
+        )
+        at = 0.0
+        self.axes = axes
+        for group in self.groups:
+            at = self._group(group, at)
+        axes.set_ylim(lanes_in, 0)
+        self._x_axis(axes, labelled=not self.strips)
+        axes.set_yticks([])
+        for side in ("top", "right", "left"):
+            axes.spines[side].set_visible(False)
+        if self.strips:
+            below = figure.add_axes(
+                (LEFT_IN / width, BOTTOM_IN / height, self.scale.inches / width, STRIP_IN * len(self.strips) / height)
+            )
+            self._draw_strips(below)
+        self._title(figure, height)
+        self._foot(figure, height, note)
+        return figure
+
+    def _group_in(self, group: Group) -> float:
+        lanes = sum(THIN_IN if lane.thin else LANE_IN for lane in group.lanes)
+        return HEADER_IN + (BAND_IN if group.bands else 0.0) + lanes
+
+    # -- parts ------------------------------------------------------------------------------------------------
+
+    def _x_axis(self, axes: Axes, labelled: bool) -> None:
+        s = self.scale
+        axes.set_xlim(s.begin_ps / s.factor, s.end_ps / s.factor)
+        axes.tick_params(axis="x", labelbottom=labelled, length=3)
+        if labelled:
+            axes.set_xlabel(f"time, {s.unit}")
+
+    def _title(self, figure: Figure, height: float) -> None:
+        title = self.options.title or finding(self.result)
+        model = "ideal" if self.result.ideal else "calibrated"
+        chips = f"{self.result.chips} x " if self.result.chips > 1 else ""
+        under = f"{self.result.scenario} on {chips}{self.result.chip.name}, {model} model"
+        parameters = ", ".join(f"{name}={value}" for name, value in self.result.parameters.items() if value is not None)
+        if parameters:
+            under += f"  ({parameters})"
+        x = LEFT_IN / self.options.width_in
+        room = int((self.options.width_in - LEFT_IN - 0.1) / 0.075)
+        figure.text(x, 1 - 0.24 / height, title, fontsize=11.5, weight="bold", va="center")
+        figure.text(x, 1 - 0.46 / height, _cut(under, room), fontsize=8.5, color="#555555", va="center")
+
+    def _group(self, group: Group, top: float) -> float:
+        """Draw a group from ``top`` (inches) downwards; returns where it ends."""
+        axes, s = self.axes, self.scale
+        left = s.begin_ps / s.factor
+        axes.text(left, top + 0.68 * HEADER_IN, group.header, weight="bold", va="center")
+        axes.plot([left, s.end_ps / s.factor], [top + 0.05] * 2, color="#BBBBBB", linewidth=0.6)
+        at = top + HEADER_IN
+        if group.bands:
+            self._bands(group.bands, at, top + self._group_in(group))
+            at += BAND_IN
+        self.critical = group.critical
+        for lane in group.lanes:
+            height = THIN_IN if lane.thin else LANE_IN
+            self._lane(lane, at, height)
+            at += height
+        return at
+
+    def _bands(self, bands: Sequence[Band], at: float, bottom: float) -> None:
+        axes, s = self.axes, self.scale
+        visible = [band for band in bands if band.end_ps > s.begin_ps and band.start_ps < s.end_ps]
+        wide = [band for band in visible if (band.end_ps - band.start_ps) / s.ps_per_in > 0.02]
+        for number, band in enumerate(wide):
+            begin, end = max(band.start_ps, s.begin_ps), min(band.end_ps, s.end_ps)
+            x = np.array([begin, end, end, begin]) / s.factor
+            axes.fill(x, [at, at, at + BAND_IN * 0.8, at + BAND_IN * 0.8], color=BANDS[number % 2], linewidth=0)
+            inches = (end - begin) / s.ps_per_in
+            label = _fitting(band.label, inches)
+            if label:
+                axes.text((begin + end) / 2 / s.factor, at + BAND_IN * 0.4, label, ha="center", va="center", fontsize=7)
+            if number and len(wide) <= 100:
+                axes.plot([begin / s.factor] * 2, [at, bottom], color="#CCCCCC", linewidth=0.6, zorder=0.5)
+        self._lane_label(
+            self.axes, "layer" if wide and wide[0].label.startswith("layer ") else "operation", at, BAND_IN
+        )
+
+    def _lane_label(self, axes: Axes, label: str, at: float, height: float, small: bool = False) -> None:
+        axes.annotate(
+            _cut(label, 24),
+            (0, at + height / 2),
+            xycoords=("axes fraction", "data"),
+            xytext=(-6, 0),
+            textcoords="offset points",
+            ha="right",
+            va="center",
+            fontsize=7 if small else 8.5,
+            annotation_clip=False,
+        )
+
+    def _lane(self, lane: Lane, at: float, height: float) -> None:
+        self._lane_label(self.axes, lane.label, at, height, small=lane.thin)
+        if lane.share is not None:
+            self.axes.annotate(
+                f"{100 * lane.share:.0f} %",
+                (1, at + height / 2),
+                xycoords=("axes fraction", "data"),
+                xytext=(5, 0),
+                textcoords="offset points",
+                va="center",
+                annotation_clip=False,
+            )
+        for bars in lane.bars:
+            self._bars(bars, at + 0.1 * height, 0.8 * height)
+
+    def _bars(self, bars: Bars, y: float, height: float) -> None:
+        s = self.scale
+        inside = (bars.end_ps > s.begin_ps) & (bars.start_ps < s.end_ps)
+        if not inside.any():
+            return
+        self.styles.setdefault(bars.style.label, bars.style)
+        start = np.maximum(bars.start_ps[inside], s.begin_ps)
+        end = np.minimum(bars.end_ps[inside], s.end_ps)
+        rows, numbers = bars.rows[inside], bars.numbers[inside]
+        begins, ends, sizes = merge_slivers(start, end, 0.5 * s.ps_per_in / DPI)
+        self.merged += int(sizes[sizes > 1].sum())
+        widths = (ends - begins) / s.ps_per_in
+        hatched = widths > HATCH_FROM_IN
+        for part, hatch in ((hatched, bars.style.hatch), (~hatched, "")):
+            self._collection(begins[part], ends[part], y, height, bars.style.colour, hatch)
+        single = np.flatnonzero(sizes == 1)
+        first = np.cumsum(sizes) - sizes
+        of_single = first[single]
+        outlined = (rows[of_single] >= 0) & self.critical[rows[of_single]] & (widths[single] > OUTLINE_FROM_IN)
+        self._outline(begins[single[outlined]], ends[single[outlined]], y, height)
+        self._numbers(begins[single], ends[single], numbers[of_single], y, height, bars.style)
+
+    def _collection(self, begin: FloatArray, end: FloatArray, y: float, height: float, colour: str, hatch: str) -> None:
+        if len(begin):
+            self.axes.add_collection(
+                PolyCollection(
+                    _rectangles(begin / self.scale.factor, end / self.scale.factor, y, height),
+                    facecolors=colour,
+                    edgecolors="#00000055" if hatch else "none",
+                    linewidths=0.0,
+                    hatch=hatch or None,
+                    zorder=2,
+                ),
+                autolim=False,
+            )
+
+    def _outline(self, begin: FloatArray, end: FloatArray, y: float, height: float) -> None:
+        if len(begin):
+            self.styles.setdefault("critical path", Style("critical path", "none"))
+            self.axes.add_collection(
+                PolyCollection(
+                    _rectangles(begin / self.scale.factor, end / self.scale.factor, y, height),
+                    facecolors="none",
+                    edgecolors="black",
+                    linewidths=0.9,
+                    zorder=3,
+                ),
+                autolim=False,
+            )
+
+    def _numbers(
+        self, begin: FloatArray, end: FloatArray, numbers: IntColumn, y: float, height: float, style: Style
+    ) -> None:
+        """Tile indices, where they fit."""
+        widths = (end - begin) / self.scale.ps_per_in
+        dark = style.colour in ("#0072B2", "#009E73")
+        for x0, x1, width, number in zip(begin, end, widths.tolist(), numbers.tolist(), strict=True):
+            if number < 0 or self.labels >= MOST_LABELS or width < (len(str(number)) + 1) * CHARACTER_IN:
+                continue
+            self.labels += 1
+            text = self.axes.text(
+                (x0 + x1) / 2 / self.scale.factor,
+                y + height / 2,
+                str(number),
+                ha="center",
+                va="center_baseline",
+                fontsize=7 if height > 0.2 else 6,
+                color="white" if dark else "black",
+                zorder=4,
+            )
+            if style.hatch:
+                text.set_bbox({"facecolor": style.colour, "edgecolor": "none", "pad": 0.6})
+
+    def _draw_strips(self, axes: Axes) -> None:
+        """Share of each bin in which each kind of unit serves."""
+        s = self.scale
+        edges = np.linspace(s.begin_ps, s.end_ps, STRIP_BINS + 1) / s.factor
+        for number, (kind, busy, share) in enumerate(self.strips):
+            base = number + 0.9
+            axes.stairs(base - 0.8 * busy, edges, baseline=base, fill=True, color="#777777")
+            axes.plot([edges[0], edges[-1]], [base, base], color="#CCCCCC", linewidth=0.5)
+            self._lane_label(axes, f"{kind} busy", number, 1.0, small=True)
+            axes.annotate(
+                f"{100 * share:.0f} %",
+                (1, number + 0.5),
+                xycoords=("axes fraction", "data"),
+                xytext=(5, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=7,
+                annotation_clip=False,
+            )
+        axes.set_ylim(len(self.strips), 0)
+        axes.set_yticks([])
+        for side in ("top", "right", "left"):
+            axes.spines[side].set_visible(False)
+        self._x_axis(axes, labelled=True)
+
+    def _foot(self, figure: Figure, height: float, note: str) -> None:
+        handles = [
+            Patch(
+                facecolor=style.colour,
+                edgecolor="black" if style.colour == "none" else "#00000055",
+                linewidth=0.9 if style.colour == "none" else 0.0,
+                hatch=style.hatch or None,
+                label=style.label,
+            )
+            for style in self.styles.values()
+        ]
+        if handles:
+            figure.legend(
+                handles=handles,
+                loc="lower left",
+                bbox_to_anchor=(LEFT_IN / self.options.width_in, 0.16 / height),
+                ncols=len(handles),
+                frameon=False,
+                fontsize=8,
+                handlelength=1.6,
+                columnspacing=1.4,
+                borderaxespad=0,
+            )
+        notes = [note] if note else []
+        notes += [line for group in self.groups for line in group.notes]
+        if self.merged:
+            notes.append(f"{self.merged:,} bars narrower than half a pixel are merged with their neighbours")
+        if self.options.window_s is not None:
+            notes.append(f"window of a run of {self.timeline.makespan_ps / self.scale.factor:.4g} {self.scale.unit}")
+        if notes:
+            text = "; ".join(dict.fromkeys(notes))
+            figure.text(LEFT_IN / self.options.width_in, 0.1 / height, text, fontsize=7, color="#555555", va="center")
+
+
+def _strips(timeline: Timeline, scale: _Scale) -> list[tuple[str, FloatArray, float]]:
+    """(label, share of each bin, share of the window) of the busiest unit of every kind that serves at all."""
+    found = []
+    edges = np.linspace(scale.begin_ps, scale.end_ps, STRIP_BINS + 1)
+    for kind in STRIPPED:
+        lanes = [number for number, lane in enumerate(timeline.lanes) if lane.kind == kind]
+        if not lanes:
+            continue
+        busy = np.zeros(len(timeline.lanes), dtype=np.int64)
+        on_unit = timeline.lane >= 0
+        np.add.at(busy, timeline.lane[on_unit], (timeline.end_ps - timeline.start_ps)[on_unit])
+        lane = max(lanes, key=lambda number: busy[number])
+        if not busy[lane]:
+            continue
+        rows = np.flatnonzero((timeline.lane == lane) & (timeline.end_ps > timeline.start_ps))
+        # The time served before each edge; services on one unit do not overlap.
+        rows = rows[np.argsort(timeline.start_ps[rows], kind="stable")]
+        times = np.stack([timeline.start_ps[rows], timeline.end_ps[rows]], axis=1).ravel().astype(float)
+        served = np.repeat(np.cumsum(timeline.end_ps[rows] - timeline.start_ps[rows]), 2).astype(float)
+        served[0::2] -= (timeline.end_ps[rows] - timeline.start_ps[rows]).astype(float)
+        before = np.interp(edges, times, served)
+        share = np.diff(before) / np.diff(edges)
+        total = float((before[-1] - before[0]) / (edges[-1] - edges[0]))
+        found.append((kind.upper() if kind != "pcie" else "PCIe", np.clip(share, 0.0, 1.0), total))
+    return found
+
+
+def merge_slivers(start: IntColumn, end: IntColumn, narrow: float) -> tuple[FloatArray, FloatArray, IntColumn]:
+    """Merge runs of adjacent bars that are all narrower than ``narrow`` and no farther apart.
+
+    ``start`` is ascending. Returns starts, ends, and how many bars each one stands for.
+    """
+    begins, ends = start.astype(float), end.astype(float)
+    small = ends - begins < narrow
+    joined = np.zeros(len(begins), dtype=bool)
+    joined[1:] = small[1:] & small[:-1] & (begins[1:] - ends[:-1] < narrow)
+    heads = np.flatnonzero(~joined)
+    sizes = np.diff(np.append(heads, len(begins)))
+    return begins[heads], np.maximum.reduceat(ends, heads), sizes
+
+
+def _rectangles(begin: FloatArray, end: FloatArray, y: float, height: float) -> Any:
+    """Corners [bars, 4, 2]; matplotlib's types ask for a list, its code takes the array."""
+    corners = np.empty((len(begin), 4, 2))
+    corners[:, 0, 0] = corners[:, 3, 0] = begin
+    corners[:, 1, 0] = corners[:, 2, 0] = end
+    corners[:, :2, 1], corners[:, 2:, 1] = y, y + height
+    return corners
+
+
+def _fitting(label: str, inches: float) -> str:
+    """The label, its number alone, or nothing: whatever fits."""
+    short: Iterable[str] = (label, label.rpartition(" ")[2]) if label.startswith("layer ") else (label,)
+    return next((text for text in short if (len(text) + 1) * CHARACTER_IN <= inches), "")
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,0 +1,129 @@
+"""The picture of a timeline: its title states the finding, and its lanes show what the contract promises."""
+
+import re
+
+import numpy as np
+import pytest
+
+from simcore import Fixed, TaskGraph, run
+from simcore.critical import critical_rows
+from simcore.errors import OutputError
+from simcore.scenario import run_scenario
+from simcore.views.gantt import GanttOptions, draw_gantt, merge_slivers
+from simcore.views.gantt_lanes import groups_of
+from simcore.views.report import finding
+
+
+def double_buffer(**parameters):
+    return run_scenario("double_buffering", ideal=True, parameters=parameters)
+
+
+def svg_of(result, tmp_path, **options):
+    path = tmp_path / "picture.svg"
+    draw_gantt(result, path, GanttOptions(**options))
+    return path.read_text()
+
+
+def texts(svg):
+    return [re.sub(r"<[^>]+>", "", text) for text in re.findall(r"<text[^>]*>(.*?)</text>", svg, flags=re.S)]
+
+
+def test_the_title_states_the_finding(tmp_path):
+    result = double_buffer()
+    assert finding(result) == "425 us · MXU 47 % · HBM 94 % · bound by HBM, 1.06 x its 400 us"
+    assert finding(result) in texts(svg_of(result, tmp_path))
+
+
+def test_a_double_buffer_shows_as_two_alternating_rows():
+    groups, note = groups_of(double_buffer(tiles=4).timeline)
+    lanes = {lane.label: lane for lane in groups[0].lanes}
+    assert list(lanes) == ["MXU", "waiting on", "HBM→VMEM", "tiles 0", "tiles 1"]
+    assert lanes["tiles 0"].bars[0].numbers.tolist() == [0, 2]
+    assert lanes["tiles 1"].bars[0].numbers.tolist() == [1, 3]
+    # From its load's start to its last use.
+    assert lanes["tiles 0"].bars[0].start_ps.tolist() == [0, 200_000_000]
+    assert lanes["tiles 0"].bars[0].end_ps.tolist() == [150_000_000, 350_000_000]
+    assert note == ""
+
+
+def test_chips_that_do_the_same_are_drawn_once():
+    result = run_scenario("ring_allgather", ideal=True, parameters={"ring": 8, "direction": "both"})
+    groups, _ = groups_of(result.timeline)
+    assert [group.members for group in groups] == [8]
+    assert groups[0].header == "chips x=0-7: 8 alike, drawn once"
+    assert {lane.label for lane in groups[0].lanes} == {"ICI x+", "ICI x-", "waiting on"}
+
+
+def test_chips_that_differ_are_drawn_apart():
+    graph = TaskGraph("two")
+    for name, work in (("fast", "1us"), ("slow", "2us")):
+        core = graph.entity_class(name)
+        core.unit("mxu")
+        core.task("work", unit="mxu", work=Fixed.of(work))
+    groups, _ = groups_of(run(graph).timeline)
+    assert [group.header for group in groups] == ["fast", "slow"]
+
+
+def test_layers_are_a_band():
+    result = run_scenario("decode_step", parameters={"model": "tiny", "context": 64})
+    bands = groups_of(result.timeline)[0][0].bands
+    assert [band.label for band in bands] == ["layer 0", "layer 1"]
+    assert bands[0].end_ps <= bands[1].start_ps
+
+
+def test_the_critical_path_ends_last_and_is_unbroken():
+    timeline = double_buffer().timeline
+    rows = critical_rows(timeline)
+    assert timeline.done_ps[rows[-1]] == timeline.makespan_ps
+    assert timeline.released_by[rows[1:]].tolist() == rows[:-1].tolist()
+    assert timeline.start_ps[rows[0]] == 0
+
+
+def test_slivers_of_one_kind_are_merged_and_wide_bars_are_not():
+    start = np.array([0, 10, 20, 100, 300], dtype=np.int64)
+    end = np.array([9, 19, 29, 200, 301], dtype=np.int64)
+    begins, ends, sizes = merge_slivers(start, end, narrow=20)
+    assert begins.tolist() == [0, 100, 300]
+    assert ends.tolist() == [29, 200, 301]
+    assert sizes.tolist() == [3, 1, 1]
+
+
+def test_merging_is_said_in_the_picture(tmp_path):
+    many = double_buffer(tiles=20_000)
+    found = texts(svg_of(many, tmp_path))
+    assert any("narrower than half a pixel are merged" in text for text in found)
+    assert not any("merged" in text for text in texts(svg_of(double_buffer(), tmp_path)))
+
+
+def test_the_same_run_gives_the_same_file(tmp_path):
+    assert svg_of(double_buffer(), tmp_path) == svg_of(double_buffer(), tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_the_suffix_chooses_the_format(tmp_path, suffix):
+    path = tmp_path / f"picture.{suffix}"
+    double_buffer().gantt(path)
+    assert path.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml", b"%PDF-")
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_window_shows_a_part_and_one_beyond_the_end_is_refused(tmp_path):
+    result = double_buffer()
+    assert "window of a run of 425 us" in " ".join(texts(svg_of(result, tmp_path, window_s=(1e-4, 2e-4))))
+    for window in ((1.0, 2.0), (-1.0, 2.0), (2e-4, 1e-4)):
+        with pytest.raises(OutputError, match="shows nothing"):
+            draw_gantt(result, tmp_path / "none.png", GanttOptions(window_s=window))
+    assert not (tmp_path / "none.png").exists()
+
+
+@pytest.mark.parametrize("parameters", [{"load": 0, "compute": 0}, {"tiles": 1}, {"load": 0}])
+def test_runs_of_nothing_or_little_can_be_drawn(tmp_path, parameters):
+    double_buffer(**parameters).gantt(tmp_path / "small.png")
+
+
+def test_an_empty_graph_can_be_drawn_and_reported(tmp_path):
+    graph = TaskGraph("empty")
+    graph.entity_class("chip")
+    result = run(graph)
+    result.gantt(tmp_path / "empty.png")
+    assert "0 s" in result.report()
