@@ -11,13 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from workloads.catalogue import load_model
-
 from simcore.chips import Chip
 from simcore.lowering import LoweringOptions, lower
 from simcore.quantities import format_bytes, format_flops, format_seconds
 from simcore.scenario import Simulation, param, run_script
 from workloads.accounting import account, decode_flops
+from workloads.catalogue import load_model
 from workloads.transformer import decode_step
 
 EXAMPLE = "--ring 4 --gantt decode_step.png"

@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from workloads.catalogue import load_model
-
 from simcore.chips import Chip
 from simcore.lowering import LoweringOptions, lower
 from simcore.scenario import Simulation, param, run_script
 from workloads.accounting import account
+from workloads.catalogue import load_model
 from workloads.transformer import prefill
 
 EXAMPLE = "--context 1024 --ring 4"

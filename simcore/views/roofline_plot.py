@@ -38,7 +38,10 @@ class Series:
 def draw_roofline(
     path: str | Path, chip: Chip, dtype: str, series: Sequence[Series], *, title: str, ideal: bool
 ) -> None:
-    """Draw the roof of ``chip`` for ``dtype`` (data-sheet rates) and the points; the title is the last point's share."""
+    """Draw the roof of ``chip`` for ``dtype`` (data-sheet rates) and the points under it.
+
+    The title says the last point's share of its roof.
+    """
     peak, bandwidth = chip.peak(dtype), chip.hbm_bandwidth_bytes_per_s
     ridge = peak / bandwidth
     points = [point for one in series for point in one.points]
