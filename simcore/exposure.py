@@ -120,6 +120,34 @@ def exposed_ps(timeline: Timeline, entity: int) -> dict[str, int]:
     return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
 
 
+def overlap_ps(timeline: Timeline, entity: int) -> dict[str, int]:
+    """Kind of unit -> time in which one of the entity's such units serves while its MXU or VPU does: what is hidden."""
+    computing = busy_intervals(timeline, compute_rows(timeline, entity))
+    served: dict[str, list[int]] = {}
+    for number, lane in enumerate(timeline.lanes):
+        if lane.entity == entity and lane.kind not in COMPUTE_UNITS:
+            served.setdefault(lane.kind, []).append(number)
+    found = {}
+    for kind, lanes in served.items():
+        rows = np.flatnonzero(np.isin(timeline.lane, lanes) & (timeline.end_ps > timeline.start_ps))
+        rows = rows[np.lexsort((rows, timeline.start_ps[rows]))]
+        found[kind] = _common_ps(busy_intervals(timeline, rows), computing)
+    return found
+
+
+def _common_ps(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> int:
+    """Time that two lists of disjoint intervals, in order, have in common."""
+    common = at = 0
+    for start, end in left:
+        while at < len(right) and right[at][1] <= start:
+            at += 1
+        following = at
+        while following < len(right) and right[following][0] < end:
+            common += min(end, right[following][1]) - max(start, right[following][0])
+            following += 1
+    return common
+
+
 def exposed_communication_s(exposed_s: Mapping[str, float]) -> float:
     """The part of ``exposed_s`` that is communication between chips, its latency included."""
     return sum(seconds for cause, seconds in exposed_s.items() if cause in COMMUNICATION)

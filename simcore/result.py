@@ -30,6 +30,7 @@ class RunResult:
     utilization : unit kind -> share of the makespan that its busiest instance is serving.
     exposed_s : cause -> time in which neither MXU nor VPU of the busiest chip works, attributed (see
         `simcore.exposure`): with the busy time they add up to ``time_s``.
+    overlap_s : kind of unit -> time in which such a unit of the busiest chip serves while its MXU or VPU does.
     memory_peak_bytes : memory -> peak of the fullest chip.
     bytes, bytes_by_tensor : interface -> bytes, and interface -> tensor -> bytes.
     extra : figures that a scenario adds to its ``--json``.
@@ -47,6 +48,7 @@ class RunResult:
     bound_by: str
     utilization: Mapping[str, float]
     exposed_s: Mapping[str, float]
+    overlap_s: Mapping[str, float]
     memory_peak_bytes: Mapping[str, int]
     memory_capacity_bytes: Mapping[str, int]
     flops: int
@@ -77,6 +79,7 @@ class RunResult:
             "busy_s": self.busy_s,
             "utilization": dict(self.utilization),
             "exposed_s": dict(self.exposed_s),
+            "overlap_s": dict(self.overlap_s),
             "memory_peak_bytes": dict(self.memory_peak_bytes),
             "memory_capacity_bytes": dict(self.memory_capacity_bytes),
             "flops": self.flops,

@@ -13,7 +13,7 @@ from simcore.chips import Chip, load_chip
 from simcore.engine.assemble import assemble
 from simcore.engine.simpy_engine import SimpyEngine
 from simcore.errors import GraphError, nearest
-from simcore.exposure import compute_busy_ps, exposed_ps
+from simcore.exposure import compute_busy_ps, exposed_ps, overlap_ps
 from simcore.graph import TaskGraph
 from simcore.graph.unroll import FlatGraph, unroll
 from simcore.graph.validate import check_memories
@@ -147,6 +147,7 @@ def figures(timeline: Timeline, hardware: Hardware) -> dict[str, Any]:
         "exposed_s": {
             cause: ps / PS_PER_S for cause, ps in (exposed_ps(timeline, chip) if has_entities else {}).items()
         },
+        "overlap_s": {kind: ps / PS_PER_S for kind, ps in (overlap_ps(timeline, chip) if has_entities else {}).items()},
         "memory_peak_bytes": peak_by_memory(timeline),
         "memory_capacity_bytes": memory_capacities(hardware.chip),
         "flops": timeline.total_flops(),

@@ -244,3 +244,13 @@ class TestSums:
         assert t.rows_of_kind("mine").tolist() == [1]
         assert t.rows_of_kind("nothing").tolist() == []
         assert [t.entities[0].label, t.lanes[0].unit] == ["chip", "hbm"]
+
+
+def test_overlap_is_what_compute_hides():
+    from simcore.exposure import overlap_ps
+    from simcore.scenario import run_scenario
+
+    for buffers, hidden_us in ((1, 0), (2, 175)):
+        result = run_scenario("double_buffering", ideal=True, parameters={"buffers": buffers})
+        assert overlap_ps(result.timeline, 0) == {"hbm": hidden_us * 10**6}
+        assert result.overlap_s == {"hbm": hidden_us / 1e6}

@@ -120,12 +120,13 @@ def _difference(result: RunResult, excess: float) -> str:
 
 def _resources(result: RunResult) -> list[str]:
     """Work, service and share of each kind of unit."""
-    rows = [("resource", "work / peak rate", "busy", "")]
+    rows = [("resource", "work / peak rate", "busy", "under compute", "")]
     for kind in sorted(result.bounds_s, key=lambda kind: -result.bounds_s[kind]):
         share = result.utilization.get(kind, 0.0)
         mark = "<- the bound" if kind == result.bound_by else ""
-        rows.append((_resource(kind), format_seconds(result.bounds_s[kind]), f"{100 * share:.1f} %", mark))
-    return ["resources (the busiest of each)", *_table(rows, right=(1, 2))]
+        hidden = format_seconds(result.overlap_s[kind]) if kind in result.overlap_s else ""
+        rows.append((_resource(kind), format_seconds(result.bounds_s[kind]), f"{100 * share:.1f} %", hidden, mark))
+    return ["resources (the busiest of each)", *_table(rows, right=(1, 2, 3))]
 
 
 def _moved(result: RunResult) -> list[str]:
