@@ -43,7 +43,7 @@ class UnitModel:
 
 @dataclass(frozen=True, slots=True)
 class Channel(UnitModel):
-    """HBM, a link direction, PCIe, DCN: bytes over a bandwidth (one-way)."""
+    """HBM, a link direction, PCIe, DCN, a port to a switch or a network: bytes over a bandwidth (one-way)."""
 
     bandwidth_bytes_per_s: float = 0.0
 
@@ -163,6 +163,12 @@ def unit_model(chip: Chip, kind: str, ideal: bool = False) -> UnitModel:
         return channel(float(chip.require("pcie_bandwidth_bytes_per_s")), chip.pcie_latency_s)
     if kind == "dcn":
         return channel(float(chip.require("dcn_bandwidth_bytes_per_s_per_host")), chip.dcn_latency_s)
+    if kind == "nvlink":
+        return channel(float(chip.require("nvlink_bandwidth_bytes_per_s")), float(chip.require("nvlink_latency_s")))
+    if kind == "network":
+        return channel(
+            float(chip.require("network_bandwidth_bytes_per_s_per_gpu")), float(chip.require("network_latency_s"))
+        )
     if kind == "mxu":
         return MatrixUnit(
             kind,

@@ -27,12 +27,13 @@ class _Names:
 
 
 def _layer_of(task: Task) -> IntArray:
-    """The layer of each iteration of a template: the loop called "layer", or the operation's layer."""
+    """The layer of each iteration of a template: a loop over layers, or the operation's layer."""
     for position, loop in enumerate(task.loops):
-        if loop.name == "layer":
+        if loop.name == "layer" or loop.layers:
             inner = math.prod(task.counts[position + 1 :])
             outer = math.prod(task.counts[:position])
-            return np.tile(np.repeat(np.arange(loop.count, dtype=np.int64), inner), outer)
+            numbers = max(task.layer, 0) + max(loop.layers, 1) * np.arange(loop.count, dtype=np.int64)
+            return np.tile(np.repeat(numbers, inner), outer)
     return np.full(math.prod(task.counts), task.layer, dtype=np.int64)
 
 

@@ -52,7 +52,7 @@ class PoolInstance:
     takes: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class FlatGraph:
     """Arrays over instances, in key order. Entities, units and pools are numbered over the whole graph."""
 

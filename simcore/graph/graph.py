@@ -32,7 +32,7 @@ from simcore.graph.access import Access
 from simcore.graph.reference import At, Indices, Ref
 from simcore.graph.work import NOTHING, Work
 
-UNIT_KINDS = ("hbm", "mxu", "vpu", "ici", "pcie", "dcn", "server")
+UNIT_KINDS = ("hbm", "mxu", "vpu", "ici", "pcie", "dcn", "nvlink", "network", "server")
 """Kinds that a chip gives a rate to; a "server" serves fixed work only."""
 
 Guard: TypeAlias = Callable[[Indices, Indices], Any]
@@ -87,11 +87,15 @@ class Take:
 
 @dataclass(eq=False, slots=True)
 class Loop:
-    """A repetition of ``count`` times; its name is unique within the class."""
+    """A repetition of ``count`` times; its name is unique within the class.
+
+    ``layers`` is how many layers of a model one iteration goes through, 0 where the loop is over something else.
+    """
 
     name: str
     count: int
     body: list[Loop | Task] = field(default_factory=list)
+    layers: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -206,13 +210,13 @@ class EntityClass:
         return name
 
     @contextmanager
-    def loop(self, name: str, count: int) -> Iterator[Loop]:
-        """The tasks made inside repeat ``count`` times."""
+    def loop(self, name: str, count: int, *, layers: int = 0) -> Iterator[Loop]:
+        """The tasks made inside repeat ``count`` times; ``layers`` as in `Loop`."""
         if not isinstance(count, int | np.integer) or count < 0:
             raise GraphError(f"loop {name!r}: {count} iterations; a count is a whole number, 0 or more")
         if name in self.loops:
             raise GraphError(f"loop {name!r} of class {self.name!r} is already used; give each loop its own name")
-        loop = Loop(name, int(count))
+        loop = Loop(name, int(count), layers=layers)
         self.loops[name] = loop
         self._append(loop)
         self._stack.append(loop)

@@ -27,7 +27,16 @@ CAUSES = {
     "launch": "launch by the host",
     "start": "waiting for the start",
 }
-RESOURCES = {"hbm": "HBM", "mxu": "MXU", "vpu": "VPU", "ici": "ICI", "pcie": "PCIe", "dcn": "DCN", "nvlink": "NVLink"}
+RESOURCES = {
+    "hbm": "HBM",
+    "mxu": "MXU",
+    "vpu": "VPU",
+    "ici": "ICI",
+    "pcie": "PCIe",
+    "dcn": "DCN",
+    "nvlink": "NVLink",
+    "network": "network",
+}
 MOST_TENSORS = 6
 
 
