@@ -15,7 +15,7 @@ from simcore.chips import Chip
 from simcore.lowering import LoweringOptions, lower
 from simcore.quantities import format_bytes, format_flops, format_seconds
 from simcore.scenario import Simulation, param, run_script
-from workloads.accounting import account, decode_flops
+from workloads.accounting import account
 from workloads.catalogue import load_model
 from workloads.transformer import decode_step
 
@@ -38,16 +38,17 @@ def build(p: Parameters, chip: Chip) -> Simulation:
     ops = decode_step(config, batch=p.batch, context=p.context, ring=p.ring)
     graph = lower(ops, chip, LoweringOptions(buffers=p.buffers, ring_direction=p.direction))
     held = account(config, batch=p.batch, cached=p.context, new=1)
-    flops = decode_flops(config, batch=p.batch, context=p.context)
-    memory_s = held.read_bytes / p.ring / chip.hbm_bandwidth_bytes_per_s
-    compute_s = flops / p.ring / chip.peak(config.dtype)
+    # On a ring some parts may be copied to every chip, and are read and computed there.
+    done = account(config, batch=p.batch, cached=p.context, new=1, ring=p.ring)
+    memory_s = done.read_bytes / p.ring / chip.hbm_bandwidth_bytes_per_s
+    compute_s = done.flops / p.ring / chip.peak(config.dtype)
     extra = {
         "model_parameters": held.parameters,
         "weight_bytes": held.weight_bytes,
         "norm_bytes": held.norm_bytes,
         "kv_cache_bytes": held.kv_cache_bytes,
         "weights_and_kv_gib": held.weights_and_kv_bytes / GIB,
-        "read_bytes": held.read_bytes,
+        "read_bytes": done.read_bytes,
         "memory_bound_s": memory_s,
         "compute_bound_s": compute_s,
     }
@@ -55,7 +56,7 @@ def build(p: Parameters, chip: Chip) -> Simulation:
         f"{config.name}: weights {format_bytes(held.weight_bytes, binary=True)} + KV cache "
         f"{format_bytes(held.kv_cache_bytes, binary=True)} = {held.weights_and_kv_bytes / GIB:.3f} GiB "
         f"(norm weights, {format_bytes(held.norm_bytes)}, besides)",
-        f"a step reads {held.read_bytes / 1e9:.3f} GB of weights and cache and computes {format_flops(flops)}: "
+        f"a step reads {done.read_bytes / 1e9:.3f} GB of weights and cache and computes {format_flops(done.flops)}: "
         f"memory bound {format_seconds(memory_s)}, compute bound {format_seconds(compute_s)} a chip",
     )
     return Simulation(graph, extra=extra, notes=notes)

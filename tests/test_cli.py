@@ -184,7 +184,7 @@ BAD = [
     (["run", "ring_allgather", "--ring", "3", "--bytes", "10"], "equal shards"),
     (["run", "ring_allgather", "--link-bandwidth", "0GB/s"], "must be more than 0"),
     (["run", "ring_allgather", "--chip", "H100"], "has no ici_link_bandwidth_bytes_per_s"),
-    (["run", "decode_step", "--ring", "3"], "rings of 1, 2, 4, 8 do"),
+    (["run", "decode_step", "--ring", "3"], "rings of 1, 2, 4, 8, 16, 32 do"),
     (["run", "decode_step", "--ring", "0"], "--ring 0: must be at least 1"),
     (["run", "decode_step", "--model", "lama3-8b"], "did you mean llama3-8b"),
     (["run", "decode_step", "--model", "no/config.json"], "there is no such file"),

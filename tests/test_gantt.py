@@ -127,3 +127,10 @@ def test_an_empty_graph_can_be_drawn_and_reported(tmp_path):
     result = run(graph)
     result.gantt(tmp_path / "empty.png")
     assert "0 s" in result.report()
+
+
+def test_layers_of_a_model_that_repeats_in_periods_are_numbered_one_by_one():
+    """gemma2 alternates two kinds of layers, so one iteration of its loop is two layers."""
+    result = run_scenario("decode_step", parameters={"model": "gemma2-9b", "context": 64})
+    bands = groups_of(result.timeline)[0][0].bands
+    assert [band.label for band in bands] == [f"layer {number}" for number in range(42)]

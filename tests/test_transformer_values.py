@@ -1,81 +1,67 @@
 """What was timed is what was computed: the tasks of a sharded Transformer, executed on numpy, give the plain result."""
 
-import numpy as np
 import pytest
 
 from simcore.chips import load_chip
-from simcore.graph.races import check_races
-from simcore.graph.unroll import unroll
-from simcore.graph.values import execute
-from simcore.hardware import Hardware
-from simcore.lowering import LoweringOptions, lower
-from tests.reference_transformer import forward, random_model
+from simcore.errors import GraphError
+from simcore.opgraph import Groups
+from tests.values import check_step
 from workloads.config import ModelConfig
-from workloads.transformer import decode_step, prefill
 
-N, K, H = 4, 2, 4
-SPLIT_COLUMNS = {"w_q", "w_k", "w_v", "w_gate", "w_up", "lm_head"}
-SPLIT_ROWS = {"w_o", "w_down", "embedding"}
-
-
-def config(tied):
-    return ModelConfig(
-        name="tiny", model_type="llama", n_layers=2, d_model=16, n_heads=N, n_kv_heads=K, head_dim=H, d_ff=24,
-        vocabulary_size=32, tied_embeddings=tied,
-    )  # fmt: skip
-
-
-def part(array, axis, chip, ring):
-    return np.split(array, ring, axis=axis)[chip]
-
-
-def inputs(weights, tokens, k_cache, v_cache, cached, ring):
-    given = {}
-    positions = cached + np.tile(np.arange(tokens.shape[1]), (len(tokens), 1))
-    for chip in range(ring):
-        for name, array in weights.items():
-            if name in SPLIT_COLUMNS:
-                array = part(array, -1, chip, ring)
-            elif name in SPLIT_ROWS:
-                array = part(array, -2, chip, ring)
-            given[chip, name] = array
-        given[chip, "k_cache"] = part(k_cache, -1, chip, ring).copy()
-        given[chip, "v_cache"] = part(v_cache, -1, chip, ring).copy()
-        given[chip, "tokens"] = tokens.reshape(-1, 1).astype(float)
-        given[chip, "positions"] = positions.reshape(-1, 1).astype(float)
-    return given
-
-
-CHIPS = {
-    "everything fits in VMEM": load_chip("v5e"),
-    "activations go through HBM": load_chip("v5e").replace(vmem_capacity_bytes=4000, mxu_side=2, mxu_sublanes=1),
+IN_VMEM = load_chip("v5e")
+THROUGH_HBM = load_chip("v5e").replace(vmem_capacity_bytes=4000, mxu_side=2, mxu_sublanes=1)
+PLACES = {
+    "one chip, everything in VMEM": (IN_VMEM, 1),
+    "two chips, everything in VMEM": (IN_VMEM, 2),
+    "two chips, activations through HBM": (THROUGH_HBM, 2),
 }
 
 
-@pytest.mark.parametrize("memory", CHIPS)
-@pytest.mark.parametrize("ring", [1, 2])
-@pytest.mark.parametrize(("new", "cached", "causal"), [(1, 9, "full"), (6, 0, "full"), (6, 0, "skip")])
-def test_a_sharded_step_gives_the_unsharded_logits_in_any_order(memory, ring, new, cached, causal):
-    rng = np.random.default_rng(7)
-    tied = new == 1
-    weights = random_model(rng, tied=tied)
-    tokens = rng.integers(0, 32, size=(2, new))
-    caches = [rng.normal(size=(2, 2, cached + new, K * H)) for _ in range(2)]
-    for cache in caches:
-        cache[:, :, cached:] = np.nan  # not written yet
-    if cached:
-        ops = decode_step(config(tied), batch=2, context=cached, ring=ring)
-    else:
-        ops = prefill(config(tied), batch=2, context=new, ring=ring, causal=causal)
-    chip = CHIPS[memory]
-    flat = unroll(lower(ops, chip, LoweringOptions(ring_direction="both")), Hardware(chip))
-    check_races(flat)
-    k_cache, v_cache = (cache.copy() for cache in caches)
-    expected = forward(weights, tokens, k_cache, v_cache, N, K, H)
-    for seed in range(2):
-        storage = execute(flat, inputs(weights, tokens, *caches, cached, ring), seed=seed)
-        logits = np.concatenate([storage[chip_, "logits"] for chip_ in range(ring)], axis=-1)
-        np.testing.assert_allclose(logits, expected, rtol=1e-9)
-        for name, filled in (("k_cache", k_cache), ("v_cache", v_cache)):
-            stored = np.concatenate([storage[chip_, name] for chip_ in range(ring)], axis=-1)
-            np.testing.assert_allclose(stored, filled, rtol=1e-9)
+def tiny(**changes):
+    sizes = {"n_layers": 2, "d_model": 16, "n_heads": 4, "n_kv_heads": 2, "head_dim": 4, "d_ff": 24}
+    return ModelConfig(name="tiny", model_type="llama", vocabulary_size=32, **{**sizes, **changes})
+
+
+@pytest.fixture(params=PLACES)
+def place(request):
+    return PLACES[request.param]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_decode_step_of_a_llama(place, tied):
+    chip, ring = place
+    check_step(tiny(tied_embeddings=tied), chip, "decode", context=9, ring=ring)
+
+
+@pytest.mark.parametrize("causal", ["full", "skip"])
+def test_a_prefill_of_a_llama(place, causal):
+    chip, ring = place
+    check_step(tiny(), chip, "prefill", context=6, ring=ring, causal=causal)
+
+
+def test_requests_of_unequal_length(place):
+    chip, ring = place
+    check_step(tiny(), chip, "decode", context=[9, 2, 0], batch=3, ring=ring)
+
+
+def test_a_chunk_of_a_prefill_sees_what_is_cached(place):
+    chip, ring = place
+    check_step(tiny(), chip, "prefill", context=4, cached=[5, 0], ring=ring)
+
+
+def test_chips_share_a_key_value_head_where_there_are_fewer_heads_than_chips():
+    check_step(tiny(n_kv_heads=1), IN_VMEM, "decode", context=[9, 3], ring=2)
+    check_step(tiny(n_kv_heads=2), IN_VMEM, "decode", context=[9, 3], ring=4)
+
+
+def test_narrow_weights_and_caches_change_no_value_that_is_moved():
+    check_step(tiny(), IN_VMEM, "decode", context=[9, 3], ring=2, weights_dtype="int8", kv_dtype="fp8")
+
+
+def test_groups_that_disagree_with_the_routing_are_an_error():
+    groups = Groups(((2, 1),), ((0, 2),))
+    assert groups.sources([[1, 0, 0], [0.5, 0, 0.5]]).tolist() == [0, 1, 1]
+    with pytest.raises(GraphError, match="sends 1 rows to expert 0, the graph has 2"):
+        groups.sources([[1, 0, 0], [0, 0, 1]])
+    with pytest.raises(GraphError, match=r"experts \[1\], which the graph does not have"):
+        groups.sources([[1, 1, 0], [1, 0, 1]])

@@ -12,7 +12,7 @@ from simcore.errors import LayoutError
 from simcore.graph import TensorAccess
 from simcore.layout import parse_tensor, rules
 from simcore.lowering import MatmulShape, Tiling, lower, matmul_graph
-from simcore.lowering.attention import _normalise, _online_softmax
+from simcore.lowering.attention_values import normalise, online_softmax
 from simcore.memory import occupancy
 from simcore.scenario import run_scenario
 from workloads.catalogue import load_model
@@ -178,15 +178,15 @@ class TestAttention:
         sums = np.zeros((1, 1, 3))
         sums[..., 1] = -np.inf
         for block, column in zip(scores, values, strict=True):
-            weights, sums = _online_softmax(np.array(block, dtype=float)[None, None], sums)
+            weights, sums = online_softmax(np.array(block, dtype=float)[None, None], sums)
             sums[..., 0] += (weights[0, 0] * np.array(column)).sum()
-        return float(_normalise(sums)[0, 0])
+        return float(normalise(sums)[0, 0])
 
     def test_blocks_merge_at_a_common_scale(self):
         assert self.merged([[1.0, 2.0], [3.0, 0.0]], [[1.0, 2.0], [3.0, 4.0]]) == pytest.approx(2.62088714770611)
 
     def test_masked_positions_weigh_nothing(self):
-        weights, sums = _online_softmax(np.array([[[0.0, 0.0, -np.inf]]]), np.array([[[0.0, -np.inf, 0.0]]]))
+        weights, sums = online_softmax(np.array([[[0.0, 0.0, -np.inf]]]), np.array([[[0.0, -np.inf, 0.0]]]))
         assert (weights / sums[..., -1:]).tolist() == [[[0.5, 0.5, 0.0]]]
 
     def test_equal_scores_weigh_a_third(self):

@@ -1,7 +1,8 @@
 """Lowering: from operations on sharded tensors to the tasks of a class of chips."""
 
 from simcore.lowering.lower import lower
-from simcore.lowering.matmul import Placement, matmul_graph, tile_matmul
+from simcore.lowering.matmul import matmul_graph, tile_matmul
+from simcore.lowering.placement import Placement
 from simcore.lowering.program import LoweringOptions
 from simcore.lowering.tiling import MatmulShape, Tiling, choose_tiling
 

@@ -1,34 +1,39 @@
 """Lowering of attention by blocks, with an online softmax: scores live in VMEM for the length of a block.
 
-For each request and block of queries, blocks of keys and values pass: scores on the matrix unit, softmax on the vector
-unit (running maximum and sum, rescaling what was accumulated), weighted values on the matrix unit. Scores have a queue
-of their own on the matrix unit, so that the next block's scores are computed while this one's softmax runs.
+For each request, block of heads and block of queries, blocks of keys and values pass: scores on the matrix unit,
+softmax on the vector unit (running maximum and sum, rescaling what was accumulated), weighted values on the matrix
+unit. Scores have a queue of their own there, so that the next block's are computed while this one's softmax runs.
 
 Source of the online softmax: Milakov and Gimelshein 2018; of the blocking: Dao et al. 2022 (FlashAttention).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 
 from simcore.dtypes import bytes_of
-from simcore.graph import BufferAccess, Matmul, Ref, Take, TensorAccess, Transfer, Vector, WithIndices
+from simcore.graph import BufferAccess, Matmul, Ref, Take, Task, TensorAccess, Transfer, Vector, WithIndices
 from simcore.graph.access import Access, Region
 from simcore.graph.graph import Reference
 from simcore.graph.reference import Indices
 from simcore.graph.work import IntArray
+from simcore.lowering.attention_values import AttentionValues, normalise, online_softmax
 from simcore.lowering.matmul import LOAD_QUEUE, STORE_QUEUE
-from simcore.lowering.program import Program
+from simcore.lowering.program import Program, compute_dtype
+from simcore.lowering.spans import Loops, Span, spans
 from simcore.opgraph.operations import Attention
 from simcore.opgraph.tensor import ShardedTensor
 
-SOURCE_SHARE, SCORE_SHARE = 32, 16
-"""A block of keys or of values, and one of scores: at most 1 / this of VMEM."""
-LONGEST_NEW_BLOCK = 512
+SOURCE_SHARE, SCORE_SHARE, QUERY_SHARE = 32, 16, 32
+"""A block of keys or of values, one of scores or sums, and one of queries: at most 1 / this of VMEM."""
+LONGEST_BLOCK, SHORTEST_BLOCK = 512, 128
+"""New positions in a block of queries or of keys: at most the first, under a window no more than it, but the second."""
+ENOUGH_QUERIES = 128
+"""Heads are taken in blocks where there is no room for this many queries of all of them."""
 SOFTMAX_OPERATIONS = 6
 """Vector operations a score: scale, running maximum, subtract, exponential, sum, convert (assumed one each)."""
 RESCALE_OPERATIONS = 2
@@ -36,171 +41,173 @@ RESCALE_OPERATIONS = 2
 SCORE_BYTES = 4
 SCORES_QUEUE = "mxu_scores"
 KEYS, VALUES, SCORES, SUMS, QUERIES = "key blocks", "value blocks", "scores", "attention sums", "query blocks"
-
-
-@dataclass(frozen=True, slots=True)
-class _Sources:
-    """A range of source positions that blocks go over: those in a cache, or the new ones."""
-
-    label: str
-    k: ShardedTensor
-    v: ShardedTensor
-    positions: int
-    block: int
-    cached: bool
-
-    @property
-    def count(self) -> int:
-        return -(-self.positions // self.block)
-
-    def sizes(self) -> IntArray:
-        begins = np.arange(self.count, dtype=np.int64) * self.block
-        return np.minimum(begins + self.block, self.positions) - begins
+OUT = "attention out"
 
 
 def lower_attention(program: Program, operation: Attention) -> None:
-    """All heads of a chip together, one request and one block of queries at a time."""
-    _Lowering(program, operation).emit()
+    """A chip's heads, one request, block of heads and block of queries at a time."""
+    AttentionLowering(program, operation).emit()
 
 
-class _Lowering:
+class AttentionLowering:
+    """Sizes, loops, regions and tasks of one attention."""
+
     def __init__(self, program: Program, operation: Attention) -> None:
         self.program, self.operation, self.cls = program, operation, program.cls
         self.name = operation.name
         sizes, mesh = program.ops.sizes, program.ops.mesh
-        self.requests, self.new, self.heads, self.head_dim = operation.q.layout.local_shape(sizes, mesh)
-        self.kv_heads = operation.k.layout.local_shape(sizes, mesh)[2]
-        self.group = self.heads // self.kv_heads
-        self.columns, self.kv_columns = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        limit, source_limit = program.tile_share(SCORE_SHARE), program.tile_share(SOURCE_SHARE)
-        kv_row = bytes_of(self.kv_columns, operation.k.dtype)
-        new_block = _within(min(source_limit // kv_row, LONGEST_NEW_BLOCK), self.new)
-        self.q_block = _within(limit // (self.heads * new_block * SCORE_BYTES), self.new)
-        self.sources = []
-        if operation.cached and operation.k_cache is not None and operation.v_cache is not None:
-            block = min(source_limit // kv_row, limit // (self.heads * self.q_block * SCORE_BYTES))
-            self.sources.append(
-                _Sources(
-                    "cached",
-                    operation.k_cache,
-                    operation.v_cache,
-                    operation.cached,
-                    _even(operation.cached, block),
-                    True,
-                )
-            )
-        self.sources.append(_Sources("new", operation.k, operation.v, self.new, new_block, False))
+        self.requests, self.new, heads, self.k_dim = operation.q.layout.local_shape(sizes, mesh)
+        self.v_dim = operation.out.layout.local_shape(sizes, mesh)[3]
+        k_shape = operation.k.layout.local_shape(sizes, mesh)
+        self.kv_heads = k_shape[2] if len(k_shape) == 4 else 1
+        self.group = heads // self.kv_heads
+        self.latent = operation.v.name == operation.k.name
+        self.kv_block, q_block, new_block, cached_block = self._choose_blocks()
+        self.heads = self.kv_block * self.group
+        self.q_block = q_block
+        self.loops = Loops(*(f"{self.name}.{loop}" for loop in ("request", "heads", "queries", "")))
+        self.sources = spans(operation, self.new, new_block, cached_block, q_block)
+        self.values = AttentionValues(operation, self.heads, self.kv_block, self.k_dim, self.v_dim, self.new, q_block)
         for unit in ("hbm", "mxu", "vpu"):
             self.cls.unit(unit)
-        widest = max(source.block for source in self.sources)
-        self._pools(widest, kv_row)
+        self._pools(max(source.block for source in self.sources))
 
-    def _pools(self, widest: int, kv_row: int) -> None:
-        program = self.program
-        program.pool(KEYS, widest * kv_row)
-        program.pool(VALUES, widest * kv_row)
+    def _choose_blocks(self) -> tuple[int, int, int, int]:
+        """Key-value heads at a time; queries, new positions and cached positions in a block."""
+        share, operation = self.program.tile_share, self.operation
+        k_dim, v_dim = self.k_dim, self.v_dim
+        longest = min(LONGEST_BLOCK, max(SHORTEST_BLOCK, operation.view.kept(LONGEST_BLOCK)))
+        for kv_block in (n for n in range(self.kv_heads, 0, -1) if self.kv_heads % n == 0):
+            heads = kv_block * self.group
+            row = bytes_of(kv_block * max(k_dim, v_dim), operation.k.dtype)
+            new_block = _within(min(share(SOURCE_SHARE) // row, longest), self.new)
+            q_block = min(
+                longest,
+                share(SCORE_SHARE) // (heads * new_block * SCORE_BYTES),
+                share(SCORE_SHARE) // (heads * (v_dim + 2) * SCORE_BYTES),
+                share(QUERY_SHARE) // bytes_of(heads * max(k_dim, v_dim), operation.q.dtype),
+            )
+            q_block = _within(q_block, self.new)
+            if q_block >= min(self.new, ENOUGH_QUERIES):
+                break
+        if operation.k_cache is not None:
+            row = bytes_of(kv_block * max(k_dim, v_dim), operation.k_cache.dtype)
+        cached_block = min(share(SOURCE_SHARE) // row, share(SCORE_SHARE) // (heads * q_block * SCORE_BYTES))
+        return kv_block, q_block, new_block, cached_block
+
+    def _pools(self, widest: int) -> None:
+        program, operation = self.program, self.operation
+        widths = [(KEYS, self.k_dim)] if self.latent else [(KEYS, self.k_dim), (VALUES, self.v_dim)]
+        for pool, width in widths:
+            tensors = {t.dtype for source in self.sources for t in (source.k, source.v)}
+            program.pool(pool, max(bytes_of(widest * self.kv_block * width, dtype) for dtype in tensors))
         program.pool(SCORES, self.heads * self.q_block * widest * SCORE_BYTES)
-        program.pool(SUMS, self.heads * self.q_block * (self.head_dim + 2) * SCORE_BYTES)
-        if not program.is_resident(self.operation.q):
-            program.pool(QUERIES, self.q_block * bytes_of(self.columns, self.operation.q.dtype))
+        program.pool(SUMS, self.heads * self.q_block * (self.v_dim + 2) * SCORE_BYTES)
+        if not program.is_resident(operation.q):
+            program.pool(QUERIES, bytes_of(self.q_block * self.heads * self.k_dim, operation.q.dtype))
+        if not program.is_resident(operation.out):
+            program.pool(OUT, bytes_of(self.q_block * self.heads * self.v_dim, operation.out.dtype))
 
     # -- loops and regions ------------------------------------------------------------------------------------
 
     def _task(self, what: str) -> str:
         return f"{self.name}.{what}"
 
-    @property
-    def _request(self) -> str:
-        return f"{self.name}.request"
-
-    @property
-    def _queries(self) -> str:
-        return f"{self.name}.queries"
-
-    def _block(self, source: _Sources) -> str:
-        return f"{self.name}.{source.label}"
+    def _loops(self, source: Span) -> Loops:
+        return Loops(self.loops.request, self.loops.heads, self.loops.queries, f"{self.name}.{source.label}")
 
     def _q_sizes(self) -> IntArray:
         """Queries of each block, to broadcast over the loops of queries and of source blocks."""
         begins = np.arange(-(-self.new // self.q_block), dtype=np.int64) * self.q_block
         return (np.minimum(begins + self.q_block, self.new) - begins)[:, None]
 
-    def _q_rows(self, i: Indices, _: Indices) -> Region:
-        begin = int(i[self._queries]) * self.q_block
-        first = int(i[self._request]) * self.new
-        return (slice(first + begin, first + min(begin + self.q_block, self.new)), slice(0, self.columns))
+    def _q_rows(self, width: int) -> Any:
+        """The region of a block of queries, or of what attention gives for it, with heads of ``width``."""
 
-    def _source_region(self, source: _Sources, tensor: ShardedTensor) -> Callable[[Indices, Indices], Region]:
-        loop, block, columns = self._block(source), source.block, self.kv_columns
+        loops = self.loops
 
         def region(i: Indices, _: Indices) -> Region:
-            begin, request = int(i[loop]) * block, int(i[self._request])
-            end = min(begin + block, source.positions)
-            if source.cached:
-                lead = self.program.lead(tensor, i)
-                return (*lead, slice(request, request + 1), slice(begin, end), slice(0, columns))
-            return (slice(request * self.new + begin, request * self.new + end), slice(0, columns))
+            begin, first = int(i[loops.queries]) * self.q_block, int(i[loops.request]) * self.new
+            column = int(i[loops.heads]) * self.heads * width
+            rows = slice(first + begin, first + min(begin + self.q_block, self.new))
+            return (rows, slice(column, column + self.heads * width))
 
         return region
 
-    def _needed(self, source: _Sources) -> Callable[[Indices, Indices], Any] | None:
-        """Blocks that some query of the block may see; None where all are computed."""
-        if source.cached or self.operation.causal == "full":
-            return None
-        loop, queries, block, q_block = self._block(source), self._queries, source.block, self.q_block
-        return lambda i, _: np.asarray(i[loop]) * block < (np.asarray(i[queries]) + 1) * q_block
+    def _kv_regions(self, source: Span, tensor: ShardedTensor, width: int) -> list[Any]:
+        length, loops = self.program.ops.sizes[tensor.dim_names[1]], self.loops
+
+        def columns(i: Indices) -> slice:
+            first = int(i[loops.heads]) * self.kv_block * width
+            return slice(first, first + self.kv_block * width)
+
+        return list(source.regions(self._loops(source), length, columns, lambda i: self.program.lead(tensor, i)))
 
     # -- tasks ------------------------------------------------------------------------------------------------
 
     def emit(self) -> None:
         operation, program, cls = self.operation, self.program, self.cls
-        with cls.loop(self._request, self.requests), cls.loop(self._queries, -(-self.new // self.q_block)):
+        with self._nest(
+            (self.loops.request, self.requests),
+            (self.loops.heads, self.kv_heads // self.kv_block),
+            (self.loops.queries, -(-self.new // self.q_block)),
+        ):
             opened = cls.task(
                 self._task("open"),
                 kind="sync",
                 takes=[Take(SUMS, freed_by=[Ref(self._task("finish"))])],
                 writes=[BufferAccess(SUMS)],
-                function=WithIndices(self._empty_sums),
+                function=WithIndices(self.values.empty_sums),
             )
             if not program.is_resident(operation.q):
                 self._load_queries()
             for source in self.sources:
-                with cls.loop(self._block(source), source.count):
+                with cls.loop(self._loops(source).block, source.count):
                     self._blocks(source)
-            last = self.sources[-1]
-            finish_after: list[Reference] = [opened, *program.after_readers(operation.out)]
-            finish_after.append(Ref(self._task(f"values {last.label}"), outside="ignore"))
             stores = not program.is_resident(operation.out)
-            rows = TensorAccess(operation.out.name, self._q_rows)
-            elements = self._q_sizes()[:, 0] * self.columns
+            rows = TensorAccess(operation.out.name, self._q_rows(self.v_dim))
+            elements = self._q_sizes()[:, 0] * self.heads * self.v_dim
             finish = cls.task(
                 self._task("finish"),
                 unit="vpu",
                 work=Vector(elements, elements * (SCORE_BYTES + bytes_of(1, operation.out.dtype))),
-                after=finish_after,
-                takes=[Take(self._out_pool(), freed_by=[Ref(self._task("store"))])] if stores else [],
+                after=[
+                    opened,
+                    *(Ref(self._task(f"values {source.label}"), outside="ignore") for source in self.sources),
+                    *program.after_readers(operation.out),
+                ],
+                takes=[Take(OUT, freed_by=[Ref(self._task("store"))])] if stores else [],
                 reads=[BufferAccess(SUMS, opened.ref())],
-                writes=[BufferAccess(self._out_pool()) if stores else rows],
-                function=_normalise,
+                writes=[BufferAccess(OUT) if stores else rows],
+                function=normalise,
             )
             end = finish
             if stores:
-                end = cls.task(
-                    self._task("store"),
-                    unit="hbm",
-                    queue=STORE_QUEUE,
-                    work=Transfer(self._q_sizes()[:, 0] * bytes_of(self.columns, operation.out.dtype)),
-                    kind="hbm_store",
-                    moves=operation.out.name,
-                    after=[finish, *program.after_readers(operation.out)],
-                    reads=[BufferAccess(self._out_pool(), finish.ref())],
-                    writes=[rows],
-                    function=_same,
-                )
+                end = self._store_out(finish, elements, rows)
         cls.task(self._task("end"), after=[Ref(end.name)], kind="sync")
 
-    def _out_pool(self) -> str:
-        return self.program.pool("attention out", self.q_block * bytes_of(self.columns, self.operation.out.dtype))
+    @contextmanager
+    def _nest(self, *loops: tuple[str, int]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for name, count in loops:
+                stack.enter_context(self.cls.loop(name, count))
+            yield
+
+    def _store_out(self, finish: Task, elements: IntArray, rows: TensorAccess) -> Task:
+        """Store what attention gives for a block of queries."""
+        out = self.operation.out
+        return self.cls.task(
+            self._task("store"),
+            unit="hbm",
+            queue=STORE_QUEUE,
+            work=Transfer(bytes_of_each(elements, out.dtype)),
+            kind="hbm_store",
+            moves=out.name,
+            after=[finish, *self.program.after_readers(out)],
+            reads=[BufferAccess(OUT, finish.ref())],
+            writes=[rows],
+            function=same,
+        )
 
     def _load_queries(self) -> None:
         q = self.operation.q
@@ -209,45 +216,48 @@ class _Lowering:
             self._task("load q"),
             unit="hbm",
             queue=LOAD_QUEUE,
-            work=Transfer(self._q_sizes()[:, 0] * bytes_of(self.columns, q.dtype)),
+            work=Transfer(bytes_of_each(self._q_sizes()[:, 0] * self.heads * self.k_dim, q.dtype)),
             kind="hbm_load",
             moves=q.name,
             after=self.program.after(q),
             takes=[Take(QUERIES, freed_by=readers)],
-            reads=[TensorAccess(q.name, self._q_rows)],
+            reads=[TensorAccess(q.name, self._q_rows(self.k_dim))],
             writes=[BufferAccess(QUERIES)],
-            function=_same,
+            function=same,
         )
 
-    def _blocks(self, source: _Sources) -> None:
+    def _keys_or_values(self, source: Span, letter: str, readers: list[str]) -> tuple[list[Access], list[Reference]]:
+        """How a block of keys ("k") or values is read, and what for: a load into a buffer, unless it is in VMEM."""
+        tensor, pool = (source.k, KEYS) if letter == "k" else (source.v, VALUES)
+        width = self.k_dim if letter == "k" else self.v_dim
+        regions = self._kv_regions(source, tensor, width)
+        accesses: list[Access] = [TensorAccess(tensor.name, region) for region in regions]
+        if self.program.is_resident(tensor):
+            return accesses, list(self.program.after(tensor))
+        load = self.cls.task(
+            self._task(f"load {letter} {source.label}"),
+            unit="hbm",
+            queue=LOAD_QUEUE,
+            work=Transfer(bytes_of_each(source.sizes() * self.kv_block * width, tensor.dtype)),
+            kind="hbm_load",
+            moves=tensor.name,
+            after=self.program.after(tensor),
+            takes=[Take(pool, freed_by=[Ref(self._task(f"{reader} {source.label}")) for reader in readers])],
+            reads=accesses,
+            writes=[BufferAccess(pool)],
+            function=_joined,
+            when=source.guard(self._loops(source)),
+        )
+        return [BufferAccess(pool, load.ref())], [load]
+
+    def _blocks(self, source: Span) -> None:
         operation, program, cls, label = self.operation, self.program, self.cls, source.label
-        when = self._needed(source)
-        accesses: dict[str, Access] = {}
-        waits: dict[str, list[Reference]] = {}
-        for letter, tensor, pool, reader in (("k", source.k, KEYS, "scores"), ("v", source.v, VALUES, "values")):
-            region = self._source_region(source, tensor)
-            if program.is_resident(tensor):
-                accesses[letter] = TensorAccess(tensor.name, region)
-                waits[letter] = program.after(tensor)
-                continue
-            load = cls.task(
-                self._task(f"load {letter} {label}"),
-                unit="hbm",
-                queue=LOAD_QUEUE,
-                work=Transfer(source.sizes() * bytes_of(self.kv_columns, tensor.dtype)),
-                kind="hbm_load",
-                moves=tensor.name,
-                after=program.after(tensor),
-                takes=[Take(pool, freed_by=[Ref(self._task(f"{reader} {label}"))])],
-                reads=[TensorAccess(tensor.name, region)],
-                writes=[BufferAccess(pool)],
-                function=self._rows,
-                when=when,
-            )
-            accesses[letter] = BufferAccess(pool, load.ref())
-            waits[letter] = [load]
+        loops, dtype = self._loops(source), compute_dtype(operation.q.dtype, source.k.dtype)
+        when = source.guard(loops)
+        keys, k_wait = self._keys_or_values(source, "k", ["scores", "values"] if self.latent else ["scores"])
+        values, v_wait = (keys, k_wait) if self.latent else self._keys_or_values(source, "v", ["values"])
         if program.is_resident(operation.q):
-            queries: Access = TensorAccess(operation.q.name, self._q_rows)
+            queries: Access = TensorAccess(operation.q.name, self._q_rows(self.k_dim))
             q_wait: list[Reference] = list(program.after(operation.q))
         else:
             queries, q_wait = BufferAccess(QUERIES, Ref(self._task("load q"))), [Ref(self._task("load q"))]
@@ -256,16 +266,16 @@ class _Lowering:
             self._task(f"scores {label}"),
             unit="mxu",
             queue=SCORES_QUEUE,
-            work=Matmul(self.group * t, self.head_dim, s, operation.q.dtype, batch=self.kv_heads),
-            after=[*q_wait, *waits["k"]],
+            work=Matmul(self.group * t, self.k_dim, s, dtype, batch=self.kv_block),
+            after=[*q_wait, *k_wait],
             takes=[Take(SCORES, freed_by=[Ref(self._task(f"values {label}"))])],
-            reads=[queries, accesses["k"]],
+            reads=[queries, *keys],
             writes=[BufferAccess(SCORES)],
-            function=WithIndices(self._scores(source)),
+            function=WithIndices(self.values.scores(source, loops)),
             when=when,
         )
-        score_elements, kept = self.heads * t * s, t * self.columns
-        sums = BufferAccess(SUMS, Ref(self._task("open")), self._sums_region)
+        score_elements, kept = self.heads * t * s, t * self.heads * self.v_dim
+        sums = BufferAccess(SUMS, Ref(self._task("open")), self.values.sums_region(loops))
         softmax = cls.task(
             self._task(f"softmax {label}"),
             unit="vpu",
@@ -276,100 +286,51 @@ class _Lowering:
             after=[scores, Ref(self._task("open")), *self._values_before(source)],
             reads=[BufferAccess(SCORES, scores.ref()), sums],
             writes=[BufferAccess(SCORES, scores.ref()), sums],
-            function=_online_softmax,
+            function=online_softmax,
             when=when,
         )
         cls.task(
             self._task(f"values {label}"),
             unit="mxu",
-            work=Matmul(self.group * t, s, self.head_dim, operation.q.dtype, batch=self.kv_heads),
-            after=[softmax, *waits["v"]],
-            reads=[BufferAccess(SCORES, scores.ref()), accesses["v"], sums],
+            work=Matmul(self.group * t, s, self.v_dim, dtype, batch=self.kv_block),
+            after=[softmax, *v_wait],
+            reads=[BufferAccess(SCORES, scores.ref()), sums, *values],
             writes=[sums],
-            function=self._add_values,
+            function=self.values.add_values,
             when=when,
         )
 
-    def _values_before(self, source: _Sources) -> list[Reference]:
+    def _values_before(self, source: Span) -> list[Reference]:
         """The values of the block before, which the next softmax rescales."""
         before: list[Reference] = [
-            Ref(self._task(f"values {source.label}"), at={self._block(source): -1}, outside="ignore")
+            Ref(self._task(f"values {source.label}"), at={self._loops(source).block: -1}, outside="ignore")
         ]
         number = self.sources.index(source)
         if number:
             earlier = self.sources[number - 1]
-            before.append(Ref(self._task(f"values {earlier.label}"), at={self._block(earlier): -1}))
+            loops = self._loops(earlier)
+            before.append(
+                Ref(self._task(f"values {earlier.label}"), at={loops.block: earlier.last(loops)}, outside="ignore")
+            )
         return before
 
-    # -- values -----------------------------------------------------------------------------------------------
 
-    def _sums_region(self, i: Indices, _: Indices) -> Region:
-        begin = int(i[self._queries]) * self.q_block
-        rows = min(begin + self.q_block, self.new) - begin
-        return (slice(0, self.heads), slice(0, rows), slice(0, self.head_dim + 2))
-
-    def _empty_sums(self, i: Indices, c: Indices) -> Any:
-        """[heads, queries, head_dim + 2]: weighted values, running maximum, running sum."""
-        sums = np.zeros([part.stop for part in self._sums_region(i, c)])
-        sums[..., -2] = -np.inf
-        return sums
-
-    def _rows(self, rows: Any) -> Any:
-        return rows.reshape(-1, self.kv_columns)
-
-    def _by_head(self, rows: Any) -> Any:
-        """[positions, kv heads x head_dim] as [heads, positions, head_dim]."""
-        split = rows.reshape(-1, self.kv_heads, self.head_dim).transpose(1, 0, 2)
-        return np.repeat(split, self.group, axis=0)
-
-    def _scores(self, source: _Sources) -> Callable[..., Any]:
-        def scores(i: Indices, _: Indices, q: Any, k: Any) -> Any:
-            queries = q.reshape(-1, self.heads, self.head_dim).transpose(1, 0, 2)
-            product = queries @ self._by_head(k).transpose(0, 2, 1) * self.operation.scale
-            if not source.cached:
-                rows = int(i[self._queries]) * self.q_block + np.arange(product.shape[1])
-                columns = int(i[self._block(source)]) * source.block + np.arange(product.shape[2])
-                product = np.where(columns[None, None, :] <= rows[None, :, None], product, -np.inf)
-            return product
-
-        return scores
-
-    def _add_values(self, weights: Any, v: Any, sums: Any) -> Any:
-        added = sums.copy()
-        added[..., : self.head_dim] += weights @ self._by_head(v)
-        return added
+def _joined(*parts: Any) -> Any:
+    """The rows of a block, which may come in two parts, without the leading dimensions of their array."""
+    return np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
 
 
-def _online_softmax(scores: Any, sums: Any) -> tuple[Any, Any]:
-    """Weights of this block at the new running maximum, and the sums rescaled to it."""
-    old = sums[..., -2]
-    highest = np.maximum(old, scores.max(axis=-1))
-    # A row that has seen nothing yet (all masked) keeps its weight of nothing.
-    safe = np.where(np.isneginf(highest), 0.0, highest)
-    weights = np.exp(scores - safe[..., None])
-    factor = np.exp(np.where(np.isneginf(old), -np.inf, old - safe))
-    values = sums[..., :-2] * factor[..., None]
-    total = sums[..., -1] * factor + weights.sum(axis=-1)
-    return weights, np.concatenate([values, highest[..., None], total[..., None]], axis=-1)
-
-
-def _normalise(sums: Any) -> Any:
-    out = sums[..., :-2] / sums[..., -1:]
-    heads, queries, head_dim = out.shape
-    return out.transpose(1, 0, 2).reshape(queries, heads * head_dim)
-
-
-def _same(rows: Any) -> Any:
+def same(rows: Any) -> Any:
+    """What a load or store does to values."""
     return rows
+
+
+def bytes_of_each(elements: IntArray, dtype: str) -> IntArray:
+    """Bytes of each number of elements."""
+    return np.array([bytes_of(int(count), dtype) for count in elements.ravel()], dtype=np.int64).reshape(elements.shape)
 
 
 def _within(most: int, size: int) -> int:
     """The largest power of two up to ``most``, or ``size`` itself if that is less; at least 1."""
     most = max(most, 1)
     return size if size <= most else 1 << (most.bit_length() - 1)
-
-
-def _even(size: int, most: int) -> int:
-    """Equal blocks of at most ``most``."""
-    count = -(-size // max(most, 1))
-    return -(-size // count)

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
 
 from simcore.chips import Chip
 from simcore.collectives import RingTensor, all_reduce
 from simcore.dtypes import bytes_of
 from simcore.graph import Fixed, TaskGraph
+from simcore.lowering.append import lower_append
 from simcore.lowering.attention import lower_attention
-from simcore.lowering.einsum import lower_einsum
+from simcore.lowering.einsum import lower_batched_einsum, lower_einsum, lower_grouped_einsum
+from simcore.lowering.naive_attention import lower_naive_attention
 from simcore.lowering.program import LAUNCH, LoweringOptions, Program, choose_resident, placed_operations
-from simcore.lowering.rows import lower_append, lower_elementwise, lower_lookup, lower_take_last
+from simcore.lowering.routing import lower_combine, lower_dispatch
+from simcore.lowering.rows import lower_elementwise, lower_lookup, lower_take_last
 from simcore.opgraph.graph import OpGraph, Repeat
 from simcore.opgraph.operations import (
     Append,
     Attention,
+    BatchedEinsum,
     Collective,
+    Combine,
+    Dispatch,
     Einsum,
     Elementwise,
+    GroupedEinsum,
     Lookup,
     Operation,
     TakeLast,
@@ -44,7 +51,7 @@ def lower(ops: OpGraph, chip: Chip, options: LoweringOptions | None = None) -> T
     position = 0
     for node in ops.body:
         if isinstance(node, Repeat):
-            with cls.loop(node.name, node.count):
+            with cls.loop(node.name, node.count, layers=node.layers if node.first_layer >= 0 else 0):
                 for operation in node.body:
                     program.position = position
                     _lower_one(program, operation)
@@ -57,14 +64,26 @@ def lower(ops: OpGraph, chip: Chip, options: LoweringOptions | None = None) -> T
 
 
 def _lower_one(program: Program, operation: Operation) -> None:
-    with program.cls.operation(operation.name):
+    repeat = program.order[program.position].repeat
+    layer = -1
+    if repeat is not None and repeat.first_layer >= 0:
+        layer = repeat.first_layer + program.ops.layer_in_body[operation.name]
+    with program.cls.operation(operation.name, layer):
         match operation:
             case Einsum():
                 lower_einsum(program, operation)
+            case BatchedEinsum():
+                lower_batched_einsum(program, operation)
+            case GroupedEinsum():
+                lower_grouped_einsum(program, operation)
+            case Dispatch():
+                lower_dispatch(program, operation)
+            case Combine():
+                lower_combine(program, operation)
             case Elementwise():
                 lower_elementwise(program, operation)
             case Attention():
-                lower_attention(program, operation)
+                (lower_attention if operation.kernel == "flash" else lower_naive_attention)(program, operation)
             case Lookup():
                 lower_lookup(program, operation)
             case TakeLast():
@@ -83,7 +102,13 @@ def _lower_collective(program: Program, operation: Collective) -> None:
     if n > 1:
         rows, _ = program.rows_columns(tensor)
         column_bytes = bytes_of(rows, tensor.dtype)
-        shard = RingTensor(tensor.name, _padded_columns(program, tensor) // n * column_bytes, column_bytes, (rows,))
+        shard = RingTensor(
+            tensor.name,
+            _padded_columns(program, tensor) // n * column_bytes,
+            column_bytes,
+            (rows,),
+            memory="vmem" if program.is_resident(tensor) else "hbm",
+        )
         after = [all_reduce(cls, operation.name, axis, shard, direction=program.options.ring_direction, after=after)]
     cls.task(f"{operation.name}.end", after=after, kind="sync")
 
@@ -110,16 +135,15 @@ def _declare_tensors(program: Program) -> None:
         written_in.setdefault(placed.operation.out.name, set()).add(placed.repeat.name if placed.repeat else "")
     for tensor in ops.tensors.values():
         if tensor.role == "weight":
-            tensor = replace(tensor, rows=matrices.get(tensor.name, len(tensor.dim_names) - 1))
-        rows, columns = program.rows_columns(tensor)
-        columns = _padded_columns(program, tensor)
-        shape: tuple[int, ...] = (rows, columns)
+            shape, size = _weight_shape(program, tensor, matrices.get(tensor.name))
+        else:
+            rows, columns = program.rows_columns(tensor)[0], _padded_columns(program, tensor)
+            shape, size = (rows, columns), bytes_of(rows * columns, tensor.dtype)
         if tensor.role == "cache":
             local = tensor.layout.local_shape(ops.sizes, ops.mesh)
             shape = (local[0], local[1], columns)
-        elif tensor.role == "weight" and len(tensor.dim_names) == 1:
-            shape = (columns,)
-        size = bytes_of(rows * columns, tensor.dtype)
+            if tensor.held:
+                size = bytes_of(sum(tensor.held) * columns, tensor.dtype)
         if tensor.repeat:
             shape, size = (repeats[tensor.repeat], *shape), repeats[tensor.repeat] * size
         inside = written_in.get(tensor.name, set())
@@ -134,15 +158,35 @@ def _declare_tensors(program: Program) -> None:
         )
 
 
-def _weight_rows(program: Program) -> dict[str, int]:
-    """Leading dimensions of each einsum's right operand that are the rows of its matrix."""
-    return {
-        operation.right.name: len(
-            operation.parts.right_only if operation.right_is_transposed else operation.parts.contracted
-        )
-        for operation in (placed.operation for placed in program.order)
-        if isinstance(operation, Einsum)
-    }
+def _weight_shape(program: Program, tensor: ShardedTensor, use: tuple[int, int] | None) -> tuple[tuple[int, ...], int]:
+    """Shape and bytes of a weight: a matrix, or a stack of them, as the einsum that reads it has it; else a table."""
+    local = tensor.layout.local_shape(program.ops.sizes, program.ops.mesh)
+    stack, rows = use if use is not None else (0, len(local) - 1)
+    cut = stack + rows
+    shape = (*local[:stack], math.prod(local[stack:cut]), math.prod(local[cut:]))
+    return (shape if rows else (*shape[:stack], shape[-1])), bytes_of(math.prod(local), tensor.dtype)
+
+
+def _weight_rows(program: Program) -> dict[str, tuple[int, int]]:
+    """Weight -> leading dimensions that are a stack, and those after them that are the rows of each matrix."""
+    found: dict[str, tuple[int, int]] = {}
+    for operation in (placed.operation for placed in program.order):
+        match operation:
+            case Einsum():
+                parts = operation.parts
+                rows = parts.right_only if operation.right_is_transposed else parts.contracted
+                found[operation.right.name] = (0, len(rows))
+                if operation.bias is not None:
+                    found[operation.bias.name] = (0, 0)
+            case BatchedEinsum():
+                found[operation.right.name] = (1, 1)
+            case GroupedEinsum():
+                found[operation.right.name] = (1, len(operation.left.dim_names) - 1)
+                if operation.bias is not None:
+                    found[operation.bias.name] = (1, 0)
+            case Elementwise():
+                found.update({vector.name: (0, 0) for vector in operation.vectors})
+    return found
 
 
 def _note_streamed(program: Program) -> None:

@@ -7,7 +7,7 @@ engine has several), which share the one HBM channel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,38 +16,26 @@ import numpy as np
 from simcore.chips import Chip
 from simcore.dtypes import bytes_of
 from simcore.errors import GraphError
-from simcore.graph import BufferAccess, EntityClass, Matmul, Ref, Take, Task, TaskGraph, TensorAccess, Transfer
+from simcore.graph import (
+    BufferAccess,
+    EntityClass,
+    Matmul,
+    Ref,
+    Take,
+    Task,
+    TaskGraph,
+    TensorAccess,
+    Transfer,
+    WithIndices,
+)
 from simcore.graph.access import Access, Region
-from simcore.graph.graph import Reference
+from simcore.graph.graph import Guard, Reference
 from simcore.graph.reference import Indices
 from simcore.graph.work import NOTHING, IntArray
+from simcore.lowering.placement import Bias, Placement, RowGroups
 from simcore.lowering.tiling import DIMS, OPERANDS, PARTIAL, MatmulShape, Operand, Tiling, check_fits
 
 LOAD_QUEUE, STORE_QUEUE, PARTIAL_QUEUE = "hbm_load", "hbm_store", "hbm_partial_load"
-Lead = Callable[[Indices], Region]
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where an operand's array is.
-
-    Parameters
-    ----------
-    tensor : the declared array, 2-D, or with leading dimensions that ``lead`` indexes (the layer).
-    resident : it is in VMEM and moves nothing.
-    pool : a declared pool for its tiles; None makes one for this matmul alone.
-    after : what its loads (or, resident, the products) wait for; for C, what its stores wait for.
-    moves : its name in the bytes by tensor, by default the tensor's.
-    transposed : the array of B is [n, k].
-    """
-
-    tensor: str
-    resident: bool = False
-    pool: str | None = None
-    after: Sequence[Reference] = ()
-    lead: Lead | None = None
-    moves: str = ""
-    transposed: bool = False
 
 
 def matmul_graph(shape: MatmulShape, tiling: Tiling, chip: Chip, name: str = "matmul") -> TaskGraph:
@@ -75,17 +63,21 @@ def tile_matmul(
     shape: MatmulShape,
     tiling: Tiling,
     placements: Mapping[Operand, Placement] | None = None,
+    *,
+    bias: Bias | None = None,
+    groups: RowGroups | None = None,
 ) -> Task:
     """Append the tasks of C = A B to a class's program; returns the zero-work task that completes when C is there.
 
-    Without ``placements`` the arrays are "A", "B" and "C" in HBM. Raises `GraphError` where partial sums of a resident
-    C would have to leave VMEM.
+    Without ``placements`` the arrays are "A", "B" and "C" in HBM. With ``groups`` the shape's m is that of the largest,
+    and B's ``lead`` gives the matrix of a group. Raises `GraphError` where partial sums of a resident C, or of groups,
+    would have to leave VMEM.
     """
     given = placements or {}
     places = {operand: given.get(operand, Placement(operand.upper())) for operand in OPERANDS}
-    if places["c"].resident and tiling.spills(shape):
+    if (places["c"].resident or groups is not None) and tiling.spills(shape):
         raise GraphError(f"{name}: C stays in VMEM, so its loop order {tiling.order!r} needs k innermost")
-    return _Emitter(cls, name, shape, tiling, places).emit()
+    return _Emitter(cls, name, shape, tiling, places, bias, groups).emit()
 
 
 @dataclass
@@ -97,6 +89,8 @@ class _Emitter:
     shape: MatmulShape
     tiling: Tiling
     places: Mapping[Operand, Placement]
+    bias: Bias | None = None
+    groups: RowGroups | None = None
     pools: dict[Operand, str] = field(default_factory=dict)
 
     def emit(self) -> Task:
@@ -113,7 +107,13 @@ class _Emitter:
                     buffers=self.tiling.room(operand),
                     buffer_bytes=self.tiling.tile_bytes(self.shape, operand),
                 )
-        self._nest(0)
+        if self.groups is not None:
+            with self.cls.loop(self.groups.loop, self.groups.rows.shape[1]):
+                self._load_bias()
+                self._nest(0)
+        else:
+            self._load_bias()
+            self._nest(0)
         return self.cls.task(f"{self.name}.end", after=[Ref(self._task("store"))], kind="sync")
 
     def _nest(self, level: int) -> None:
@@ -156,7 +156,25 @@ class _Emitter:
         if not self.tiling.kept(self.shape, operand):
             return Ref(self._task(task))
         loop, count = self._pass_loop(operand)
+        groups = self.groups
+        if groups is not None and loop == self._loop("m"):
+            last = -(-groups.rows // self.tiling.tile_m) - 1
+            return Ref(self._task(task), at={loop: lambda i, _: groups.of(last, i)})
         return Ref(self._task(task), at={loop: count - 1})
+
+    def _exists(self, level: int, when: Guard | None = None) -> Guard | None:
+        """The guard ``when``, and that the group has the tile of rows (or any, outside their loop)."""
+        groups, m = self.groups, self._loop("m")
+        if groups is None or (groups.rows.min() > 0 and self.tiling.count(self.shape, "m") == 1):
+            return when
+        inside = self.tiling.order.index("m") <= level
+
+        def exists(i: Indices, c: Indices) -> Any:
+            begin = i[m] * self.tiling.tile_m if inside else 0
+            has = groups.of(groups.rows, i) > begin
+            return has if when is None else has & when(i, c)
+
+        return exists
 
     def _is_pass(self, operand: Operand, number: int) -> Callable[[Indices, Indices], Any]:
         loop, _ = self._pass_loop(operand)
@@ -169,7 +187,20 @@ class _Emitter:
         size, tile = self.shape.size(dim), self.tiling.tile(dim)
         begins = np.arange(self.tiling.count(self.shape, dim), dtype=np.int64) * tile
         sides = np.minimum(begins + tile, size) - begins
-        return sides.reshape([-1 if loop == dim else 1 for loop in loops])
+        shape = [-1 if loop == dim else 1 for loop in loops]
+        if self.groups is None or dim != "m":
+            return sides.reshape(shape)
+        ragged: IntArray = np.clip(self.groups.rows[..., None] - begins, 0, tile).reshape(
+            *self.groups.rows.shape, *shape
+        )
+        return ragged if len(ragged) > 1 else ragged.reshape(ragged.shape[1:])
+
+    def _range(self, dim: str, i: Indices) -> tuple[int, int]:
+        """Where the tile at hand begins, within its group, and how long it is."""
+        begin, size = int(i[self._loop(dim)]) * self.tiling.tile(dim), self.shape.size(dim)
+        if self.groups is not None and dim == "m":
+            size = int(self.groups.of(self.groups.rows, i))
+        return begin, min(self.tiling.tile(dim), size - begin)
 
     def _bytes(self, operand: Operand, dtype: str) -> IntArray:
         loops = self.tiling.order[: self.tiling.level(operand) + 1]
@@ -181,12 +212,15 @@ class _Emitter:
 
     def _access(self, operand: Operand, tensor: str = "") -> TensorAccess:
         place = self.places[operand]
+        starts = self.groups.starts() if self.groups is not None else np.zeros((1, 1), dtype=np.int64)
 
         def region(i: Indices, _: Indices) -> Region:
             slices = []
             for dim in reversed(DIMS[operand]) if place.transposed else DIMS[operand]:
-                begin = int(i[self._loop(dim)]) * self.tiling.tile(dim)
-                slices.append(slice(begin, min(begin + self.tiling.tile(dim), self.shape.size(dim))))
+                begin, length = self._range(dim, i)
+                if self.groups is not None and dim == "m":
+                    begin += int(self.groups.of(starts, i))
+                slices.append(slice(begin, begin + length))
             lead = place.lead(i) if place.lead is not None and not tensor else ()
             return (*lead, *slices)
 
@@ -210,8 +244,47 @@ class _Emitter:
             reads=[self._access(operand)],
             writes=[BufferAccess(self.pools[operand])],
             function=_transposed_tile if self.places[operand].transposed else _tile,
-            when=self._is_pass(operand, 0) if self.tiling.kept(self.shape, operand) else None,
+            when=self._exists(
+                self.tiling.level(operand),
+                self._is_pass(operand, 0) if self.tiling.kept(self.shape, operand) else None,
+            ),
         )
+
+    def _load_bias(self) -> None:
+        """Load the whole bias, which stays until the last accumulator has started from it."""
+        bias = self.bias
+        if bias is None:
+            return
+        elements = self.shape.n
+
+        def region(i: Indices, _: Indices) -> Region:
+            return (*(bias.lead(i) if bias.lead is not None else ()), slice(0, elements))
+
+        self.cls.task(
+            self._task("load bias"),
+            unit="hbm",
+            queue=LOAD_QUEUE,
+            work=Transfer(bytes_of(elements, bias.dtype)),
+            kind="hbm_load",
+            moves=bias.tensor,
+            after=bias.after,
+            takes=[Take(bias.pool, freed_by=[Ref(self._task("open"))])],
+            reads=[TensorAccess(bias.tensor, region)],
+            writes=[BufferAccess(bias.pool)],
+            function=lambda vector: vector.reshape(-1),
+            when=self._exists(-1),
+        )
+
+    def _started(self, bias: Bias) -> WithIndices:
+        """An accumulator that starts from the bias, on the chips where it counts."""
+
+        def start(i: Indices, c: Indices, vector: Any) -> Any:
+            tile = np.zeros(tuple(self.tiling.tile(dim) for dim in DIMS["c"]))
+            if bias.counts is None or bias.counts(c):
+                tile[:, : len(vector)] = vector
+            return tile
+
+        return WithIndices(start)
 
     def _open(self) -> None:
         """Take an accumulator, set to zero; where partial sums were spilled, read them back into it."""
@@ -220,13 +293,23 @@ class _Emitter:
         freed_by = [self._in_last_pass("c", "store")]
         if spilled:
             freed_by = [Ref(self._task(task), outside="ignore") for task in ("store", "spill")]
+        reads: list[Access] = []
+        if self.bias is not None:
+            load = Ref(self._task("load bias"))
+            reads.append(
+                BufferAccess(self.bias.pool, load, lambda i, _: (slice(*np.cumsum(self._range("n", i)).tolist()),))
+            )
         self.cls.task(
             self._task("open"),
             kind="sync",
+            after=[Ref(self._task("load bias"))] if reads else [],
             takes=[Take(pool, freed_by=freed_by)],
+            reads=reads,
             writes=[BufferAccess(pool)],
-            function=lambda: np.zeros(tile),
-            when=self._is_pass("c", 0) if self.tiling.kept(self.shape, "c") else None,
+            function=self._started(self.bias) if self.bias is not None else lambda: np.zeros(tile),
+            when=self._exists(
+                self.tiling.level("c"), self._is_pass("c", 0) if self.tiling.kept(self.shape, "c") else None
+            ),
         )
         if not spilled:
             return
@@ -252,11 +335,7 @@ class _Emitter:
 
     def _corner(self, i: Indices, _: Indices) -> Region:
         """The part of an accumulator that a tile of C covers."""
-        sides = []
-        for dim in DIMS["c"]:
-            begin = int(i[self._loop(dim)]) * self.tiling.tile(dim)
-            sides.append(slice(0, min(self.tiling.tile(dim), self.shape.size(dim) - begin)))
-        return tuple(sides)
+        return tuple(slice(0, self._range(dim, i)[1]) for dim in DIMS["c"])
 
     def _accumulator(self) -> BufferAccess:
         return BufferAccess(self.pools["c"], self._from_first_pass("c", "open"), self._corner)
@@ -286,6 +365,7 @@ class _Emitter:
             reads=[*reads, self._accumulator()],
             writes=[self._accumulator()],
             function=_multiply_add,
+            when=self._exists(2),
         )
 
     def _store(self) -> None:
@@ -320,7 +400,7 @@ class _Emitter:
             reads=[self._accumulator()],
             writes=[self._access("c")],
             function=_tile,
-            when=(lambda i, _: i[loop] == count - 1) if kept or spilled else None,
+            when=self._exists(self.tiling.level("c"), self._is_pass("c", count - 1) if kept or spilled else None),
         )
 
 

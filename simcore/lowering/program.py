@@ -1,22 +1,23 @@
 """What the lowering of an op graph knows while it emits tasks: local sizes, where tensors live, and who waits for whom.
 
-Activations live in VMEM for as long as they are needed if all of them fit beside the tile pools; else the largest ones
-go to HBM and are streamed. Weights and caches are in HBM and stream through pools of ``buffers`` tiles that all
+Activations live in VMEM for as long as they are needed where they fit beside the tile pools; else the largest ones go
+to HBM and are streamed. Weights and caches are in HBM and stream through pools of ``buffers`` tiles that all
 operations of a kind share, so that the next operation's first tiles are loaded while this one computes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from simcore.chips import Chip
-from simcore.dtypes import bytes_of
+from simcore.dtypes import bytes_of, dtype_bits
 from simcore.errors import GraphError
 from simcore.graph import EntityClass, Ref, TaskGraph
 from simcore.graph.access import Region
 from simcore.graph.graph import Reference
 from simcore.graph.reference import Indices
+from simcore.lowering.tiling import Tiling
 from simcore.opgraph.graph import OpGraph, Repeat
 from simcore.opgraph.operations import Operation
 from simcore.opgraph.tensor import ShardedTensor
@@ -27,6 +28,9 @@ RESIDENT_SHARE = 8
 """Activations may take 1 / this of VMEM; the tile pools have the rest."""
 ROWS_SHARE = 64
 """A block of rows that is streamed for the vector unit takes at most 1 / this of VMEM."""
+
+VECTORS = "vectors"
+"""The pool of weights of one row: norms' scales, biases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,8 @@ class Program:
     order: list[Placed]
     resident: frozenset[str]
     position: int = 0
+    tilings: dict[object, Tiling] = field(default_factory=dict)
+    """(shape, operands in VMEM) -> the tiling chosen for it"""
 
     # -- sizes and places -------------------------------------------------------------------------------------
 
@@ -89,6 +95,11 @@ class Program:
             return ()
         at = int(i[tensor.repeat])
         return (slice(at, at + 1),)
+
+    @property
+    def repeat_name(self) -> str:
+        """The repeat that the operation at hand stands in, "" for none."""
+        return self._here.repeat.name if self._here.repeat is not None else ""
 
     # -- pools ------------------------------------------------------------------------------------------------
 
@@ -165,17 +176,54 @@ def placed_operations(ops: OpGraph) -> list[Placed]:
 
 
 def choose_resident(ops: OpGraph, chip: Chip) -> frozenset[str]:
-    """Activations and inputs that stay in VMEM: all, or all but the largest that do not fit together."""
-    sizes = {
-        tensor.name: local_bytes(ops, tensor)
-        for tensor in ops.tensors.values()
-        if tensor.role in ("activation", "input")
-    }
+    """Activations and inputs that stay in VMEM: all, or all but the largest where too many live at once.
+
+    A tensor counts from the operation that makes it to the one after its last reader, which may run beside it.
+    """
+    lives = _lives(ops)
+    sizes = {name: local_bytes(ops, ops.tensors[name]) for name in lives}
     room = chip.vmem_capacity_bytes // RESIDENT_SHARE
-    resident = sorted(sizes, key=lambda name: (sizes[name], name))
-    while resident and sum(sizes[name] for name in resident) > room:
-        resident.pop()
-    return frozenset(resident)
+    resident = set(lives)
+    while True:
+        alive: dict[int, int] = {}
+        for name in resident:
+            for at in lives[name]:
+                alive[at] = alive.get(at, 0) + sizes[name]
+        fullest = max(alive, key=lambda at: (alive[at], -at), default=-1)
+        if fullest < 0 or alive[fullest] <= room:
+            return frozenset(resident)
+        resident.remove(
+            max((name for name in resident if fullest in lives[name]), key=lambda name: (sizes[name], name))
+        )
+
+
+def _lives(ops: OpGraph) -> dict[str, range]:
+    """For each activation and input the positions in the program at which it lives."""
+    order = placed_operations(ops)
+    bodies: dict[str, list[int]] = {}
+    touched: dict[str, list[int]] = {}
+    for at, placed in enumerate(order):
+        if placed.repeat is not None:
+            bodies.setdefault(placed.repeat.name, []).append(at)
+        for tensor in (*placed.operation.reads, placed.operation.out):
+            if tensor.role in ("activation", "input"):
+                touched.setdefault(tensor.name, []).append(at)
+    lives = {}
+    for name, positions in touched.items():
+        first, last = min(positions), max(positions)
+        if ops.tensors[name].role == "input":
+            first, last = 0, len(order) - 1
+        inside = {placed.repeat.name for at in positions if (placed := order[at]).repeat is not None}
+        outside = any(order[at].repeat is None for at in positions)
+        for repeat in inside if outside or len(inside) > 1 else ():  # carried from one iteration to the next
+            first, last = min(first, bodies[repeat][0]), max(last, bodies[repeat][-1])
+        lives[name] = range(first, last + 2)
+    return lives
+
+
+def compute_dtype(left: str, right: str) -> str:
+    """What a product of two formats is computed in: the wider one, as narrow weights are widened on their way."""
+    return left if dtype_bits(left) >= dtype_bits(right) else right
 
 
 def local_bytes(ops: OpGraph, tensor: ShardedTensor) -> int:

@@ -1,4 +1,4 @@
-"""Lowering of operations that go row by row: elementwise work, lookups, copies into a cache.
+"""Lowering of operations that go row by row: elementwise work, lookups, copies of rows.
 
 Tensors in VMEM are worked on where they are, all rows at once. Rows that are in HBM are streamed in blocks: load,
 work, store, through pools of their own.
@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 
 from simcore.dtypes import bytes_of
-from simcore.graph import BufferAccess, Ref, Take, TensorAccess, Transfer, Vector, WithIndices
+from simcore.graph import BufferAccess, Ref, Take, Task, TensorAccess, Transfer, Vector, WithIndices
 from simcore.graph.access import Access, Region, RegionFunction
 from simcore.graph.graph import Reference
 from simcore.graph.reference import Indices
-from simcore.graph.work import NOTHING, IntArray
+from simcore.graph.work import IntArray
 from simcore.lowering.matmul import LOAD_QUEUE, STORE_QUEUE
-from simcore.lowering.program import ROWS_SHARE, Program, local_bytes
-from simcore.opgraph.operations import Append, Elementwise, Lookup, TakeLast
+from simcore.lowering.program import ROWS_SHARE, VECTORS, Program, local_bytes
+from simcore.opgraph.operations import Elementwise, Lookup, TakeLast
 from simcore.opgraph.tensor import ShardedTensor
 
-ROWS_IN, ROWS_OUT, VECTORS = "row tiles in", "row tiles out", "vectors"
+ROWS_IN, ROWS_OUT = "row tiles in", "row tiles out"
 
 
-class _Blocks:
+class RowBlocks:
     """Rows in blocks: a loop ``name`` over them, ragged at the end; one block where nothing is streamed."""
 
     def __init__(self, program: Program, name: str, rows: int, row_bytes: int, streamed: bool) -> None:
@@ -55,7 +55,7 @@ def lower_elementwise(program: Program, operation: Elementwise) -> None:
     row_bytes = max(bytes_of(program.rows_columns(t)[1], t.dtype) for t in (*operation.inputs, out))
     streamed = [t for t in operation.inputs if not program.is_resident(t)]
     stores = not program.is_resident(out)
-    blocks = _Blocks(program, name, rows, row_bytes, bool(streamed) or stores)
+    blocks = RowBlocks(program, name, rows, row_bytes, bool(streamed) or stores)
     cls.unit("vpu")
     vectors = [_load_vector(program, name, vector) for vector in operation.vectors]
     work_task = f"{name}.work"
@@ -104,18 +104,7 @@ def lower_elementwise(program: Program, operation: Elementwise) -> None:
         )
         last = work
         if stores:
-            last = cls.task(
-                f"{name}.store",
-                unit="hbm",
-                queue=STORE_QUEUE,
-                work=Transfer(out_tile),
-                kind="hbm_store",
-                moves=out.name,
-                after=[work, *program.after_readers(out)],
-                reads=[BufferAccess(out_pool, work.ref())],
-                writes=[whole],
-                function=_same,
-            )
+            last = store_rows(program, name, work, out_pool, out, whole, out_tile)
     cls.task(f"{name}.end", after=[Ref(last.name)], kind="sync")
 
 
@@ -167,9 +156,9 @@ def lower_lookup(program: Program, operation: Lookup) -> None:
         return np.where(here[:, None], table[np.where(here, index, 0)], 0.0)
 
     row_bytes = bytes_of(columns, operation.table.dtype)
-    blocks = _Blocks(program, operation.name, rows, row_bytes, not program.is_resident(operation.out))
+    blocks = RowBlocks(program, operation.name, rows, row_bytes, not program.is_resident(operation.out))
     ways = mesh.axis_size(axes)
-    _copy(
+    copy_rows(
         program,
         operation.name,
         blocks,
@@ -191,8 +180,8 @@ def lower_take_last(program: Program, operation: TakeLast) -> None:
         return source[positions - 1 :: positions]
 
     row_bytes = bytes_of(columns, operation.out.dtype)
-    blocks = _Blocks(program, operation.name, rows, row_bytes, streamed=False)
-    _copy(
+    blocks = RowBlocks(program, operation.name, rows, row_bytes, streamed=False)
+    copy_rows(
         program,
         operation.name,
         blocks,
@@ -205,10 +194,10 @@ def lower_take_last(program: Program, operation: TakeLast) -> None:
     )
 
 
-def _copy(
+def copy_rows(
     program: Program,
     name: str,
-    blocks: _Blocks,
+    blocks: RowBlocks,
     *,
     sources: list[ShardedTensor],
     reads: list[Access],
@@ -216,10 +205,19 @@ def _copy(
     function: Callable[..., Any] | WithIndices,
     load_bytes: IntArray,
     moves: str,
+    vector_bytes: IntArray | None = None,
 ) -> None:
-    """Rows from HBM into VMEM, and on into HBM where ``out`` is there."""
+    """Rows from HBM into VMEM, and on into HBM where ``out`` is there.
+
+    Where nothing is loaded, the vector unit moves ``vector_bytes``, or if there are none the copy takes no time.
+    """
     cls = program.cls
     cls.unit("hbm")
+    task: dict[str, Any] = {"unit": "hbm", "queue": LOAD_QUEUE, "work": Transfer(load_bytes), "kind": "hbm_load"}
+    if not load_bytes.any():
+        task = {"kind": "sync"}
+        if vector_bytes is not None:
+            task = {"unit": cls.unit("vpu"), "work": Vector(0 * vector_bytes, vector_bytes)}
     after = [*program.after(*sources), *program.after_readers(out)]
     stores = not program.is_resident(out)
     _, columns = program.rows_columns(out)
@@ -229,10 +227,7 @@ def _copy(
     with cls.loop(blocks.loop, blocks.count):
         last = cls.task(
             f"{name}.load",
-            unit="hbm" if load_bytes.any() else None,
-            queue=LOAD_QUEUE if load_bytes.any() else None,
-            work=Transfer(load_bytes) if load_bytes.any() else NOTHING,
-            kind="hbm_load" if load_bytes.any() else "sync",
+            **task,
             moves=moves,
             after=after,
             takes=[Take(pool, freed_by=[Ref(f"{name}.store")])] if stores else [],
@@ -241,78 +236,26 @@ def _copy(
             function=function,
         )
         if stores:
-            last = cls.task(
-                f"{name}.store",
-                unit="hbm",
-                queue=STORE_QUEUE,
-                work=Transfer(size),
-                kind="hbm_store",
-                moves=out.name,
-                after=[last],
-                reads=[BufferAccess(pool, last.ref())],
-                writes=[rows],
-                function=_same,
-            )
+            last = store_rows(program, name, last, pool, out, rows, size)
     cls.task(f"{name}.end", after=[Ref(last.name)], kind="sync")
 
 
-def lower_append(program: Program, operation: Append) -> None:
-    """Store the new positions into the cache, request by request; from HBM they are loaded first."""
-    cls, name, source, cache = program.cls, operation.name, operation.source, operation.cache
-    rows, columns = program.rows_columns(source)
-    requests = cache.layout.local_shape(program.ops.sizes, program.ops.mesh)[0]
-    new = rows // requests
-    row_bytes = bytes_of(columns, cache.dtype)
-    streamed = not program.is_resident(source)
-    blocks = _Blocks(program, name, new, row_bytes, streamed)
-    request, size = f"{name}.request", blocks.sizes() * row_bytes
-    cls.unit("hbm")
-
-    def rows_of(i: Indices) -> slice:
-        begin = int(i[blocks.loop]) * blocks.block
-        return slice(begin, min(begin + blocks.block, new))
-
-    def mine(i: Indices, _: Indices) -> Region:
-        first, part = int(i[request]) * new, rows_of(i)
-        return (slice(first + part.start, first + part.stop), slice(0, columns))
-
-    def there(i: Indices, _: Indices) -> Region:
-        at, part = int(i[request]), rows_of(i)
-        positions = slice(operation.at + part.start, operation.at + part.stop)
-        return (*program.lead(cache, i), slice(at, at + 1), positions, slice(0, columns))
-
-    with cls.loop(request, requests), cls.loop(blocks.loop, blocks.count):
-        reads: list[Access] = [TensorAccess(source.name, mine)]
-        after = program.after(source)
-        if streamed:
-            pool = program.pool(ROWS_OUT, int(size.max()))
-            load = cls.task(
-                f"{name}.load",
-                unit="hbm",
-                queue=LOAD_QUEUE,
-                work=Transfer(size),
-                kind="hbm_load",
-                moves=source.name,
-                after=after,
-                takes=[Take(pool, freed_by=[Ref(f"{name}.store")])],
-                reads=reads,
-                writes=[BufferAccess(pool)],
-                function=_same,
-            )
-            reads, after = [BufferAccess(pool, load.ref())], [load]
-        store = cls.task(
-            f"{name}.store",
-            unit="hbm",
-            queue=STORE_QUEUE,
-            work=Transfer(size),
-            kind="hbm_store",
-            moves=cache.name,
-            after=[*after, *program.after_readers(cache)],
-            reads=reads,
-            writes=[TensorAccess(cache.name, there)],
-            function=_same,
-        )
-    cls.task(f"{name}.end", after=[Ref(store.name)], kind="sync")
+def store_rows(
+    program: Program, name: str, made: Task, pool: str, out: ShardedTensor, rows: TensorAccess, size: IntArray
+) -> Task:
+    """Store a block of rows that ``made`` wrote into a buffer of ``pool``."""
+    return program.cls.task(
+        f"{name}.store",
+        unit="hbm",
+        queue=STORE_QUEUE,
+        work=Transfer(size),
+        kind="hbm_store",
+        moves=out.name,
+        after=[made, *program.after_readers(out)],
+        reads=[BufferAccess(pool, made.ref())],
+        writes=[rows],
+        function=_same,
+    )
 
 
 def _same(rows: Any) -> Any:

@@ -18,29 +18,41 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from simcore.errors import GraphError, LayoutError
-from simcore.layout import Mesh, TensorLayout, parse_tensor, rules
+from simcore.layout import Dim, Mesh, TensorLayout, parse_tensor, rules
+from simcore.opgraph.groups import Groups
 from simcore.opgraph.operations import (
     Append,
     Attention,
+    BatchedEinsum,
     Causal,
     Collective,
+    Combine,
+    Dispatch,
     Einsum,
     Elementwise,
     Function,
+    GroupedEinsum,
+    Kernel,
     Lookup,
     Operation,
     TakeLast,
+    View,
 )
 from simcore.opgraph.tensor import Role, ShardedTensor
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A body that is repeated ``count`` times; what it updates in place is carried from one to the next."""
+    """A body that is repeated ``count`` times; what it updates in place is carried from one to the next.
+
+    Where it is a model's layers, the body has ``layers`` of them, of which the first is number ``first_layer``.
+    """
 
     name: str
     count: int
     body: list[Operation]
+    first_layer: int = -1
+    layers: int = 1
 
 
 @dataclass
@@ -61,7 +73,10 @@ class OpGraph:
     tensors: dict[str, ShardedTensor] = field(default_factory=dict)
     body: list[Operation | Repeat] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    layer_in_body: dict[str, int] = field(default_factory=dict)
+    """operation -> which of its repeat's layers it belongs to"""
     _repeat: Repeat | None = None
+    _layer: int = 0
     _names: set[str] = field(default_factory=set)
 
     # -- tensors ----------------------------------------------------------------------------------------------
@@ -74,16 +89,19 @@ class OpGraph:
         """A weight, in HBM; declared inside a repeat there is one for each iteration."""
         return self._declare(spec, "weight", dtype, 1)
 
-    def cache(self, spec: str, *, dtype: str = "") -> ShardedTensor:
-        """A cache that outlives the run, in HBM; declared inside a repeat there is one for each iteration."""
-        return self._declare(spec, "cache", dtype, 2)
+    def cache(self, spec: str, *, dtype: str = "", held: Sequence[int] = ()) -> ShardedTensor:
+        """A cache that outlives the run, in HBM; declared inside a repeat there is one for each iteration.
 
-    def _declare(self, spec: str, role: Role, dtype: str, rows: int) -> ShardedTensor:
+        ``held`` are the positions of each request that it holds in the end; memory counts their sum.
+        """
+        return self._declare(spec, "cache", dtype, 2, tuple(held))
+
+    def _declare(self, spec: str, role: Role, dtype: str, rows: int, held: tuple[int, ...] = ()) -> ShardedTensor:
         layout = parse_tensor(spec)
         if layout.name in self.tensors:
             raise GraphError(f"tensor {layout.name!r} is already declared")
         per_iteration = self._repeat.name if self._repeat is not None and role in ("weight", "cache") else ""
-        return self._keep(ShardedTensor(layout, dtype or self.dtype, role, per_iteration, rows))
+        return self._keep(ShardedTensor(layout, dtype or self.dtype, role, per_iteration, rows, held))
 
     def _keep(self, tensor: ShardedTensor) -> ShardedTensor:
         tensor.layout.check_mesh(self.mesh)
@@ -99,31 +117,43 @@ class OpGraph:
     # -- structure --------------------------------------------------------------------------------------------
 
     @contextmanager
-    def repeat(self, name: str, count: int) -> Iterator[None]:
-        """The operations made inside are repeated."""
+    def repeat(self, name: str, count: int, *, first_layer: int = -1, layers: int = 1) -> Iterator[None]:
+        """The operations made inside are repeated; see `Repeat` for the layers that they are."""
         if self._repeat is not None:
             raise GraphError(f"repeat {name!r} inside repeat {self._repeat.name!r}: repeats do not nest")
         if count < 1:
             raise GraphError(f"repeat {name!r}: {count} times; it must be 1 or more")
-        self._repeat = Repeat(name, count, [])
+        self._repeat, self._layer = Repeat(name, count, [], first_layer, layers), 0
         self.body.append(self._repeat)
         try:
             yield
         finally:
             self._repeat = None
 
+    def next_layer(self) -> None:
+        """What follows in the body belongs to its next layer."""
+        self._layer += 1
+
     def _append(self, operation: Operation) -> None:
         if operation.name in self._names:
             raise GraphError(f"operation {operation.name!r} is already there: give each its own name")
         self._names.add(operation.name)
+        if self._repeat is not None:
+            self.layer_in_body[operation.name] = self._layer
         (self._repeat.body if self._repeat is not None else self.body).append(operation)
 
     # -- operations -------------------------------------------------------------------------------------------
 
     def einsum(
-        self, name: str, left: ShardedTensor, right: ShardedTensor, out_dims: Sequence[str] | None = None
+        self,
+        name: str,
+        left: ShardedTensor,
+        right: ShardedTensor,
+        out_dims: Sequence[str] | None = None,
+        *,
+        bias: ShardedTensor | None = None,
     ) -> ShardedTensor:
-        """``left · right`` over the dimensions that they share (and ``out_dims`` does not keep)."""
+        """``left · right + bias`` over the dimensions that they share (and ``out_dims`` does not keep)."""
         parts = rules.contraction(left.layout, right.layout, out_dims)
         layout = rules.matmul(left.layout, right.layout, out_dims, name=name)
         wanted = (*parts.left_only, *parts.contracted)
@@ -140,8 +170,63 @@ class OpGraph:
                 f"{name}: the dimensions of {right} must be the contracted ones {parts.contracted} in the order of "
                 f"{left.name}, before or after the others"
             )
+        _check_bias(name, bias, tuple(layout.dim(dim) for dim in parts.right_only))
         out = self._made(layout, left, rows=len(parts.left_only))
-        self._append(Einsum(name, left, right, out, parts))
+        self._append(Einsum(name, left, right, out, parts, bias))
+        return out
+
+    def batched_einsum(self, name: str, left: ShardedTensor, right: ShardedTensor) -> ShardedTensor:
+        """``left[.., N, P] · right[N, P, C]`` for each index of N; see `BatchedEinsum`."""
+        batch, contracted, kept = right.dim_names
+        if left.dim_names[-2:] != (batch, contracted) or left.rows != len(left.dim_names) - 2:
+            raise LayoutError(f"{name}: the features of {left} must be the first dimensions of {right}")
+        out_dims = (*left.dim_names[: left.rows], batch, kept)
+        out = self._made(rules.matmul(left.layout, right.layout, out_dims, name=name), left)
+        self._append(BatchedEinsum(name, left, right, out))
+        return out
+
+    def grouped_einsum(
+        self,
+        name: str,
+        left: ShardedTensor,
+        right: ShardedTensor,
+        groups: Groups,
+        *,
+        bias: ShardedTensor | None = None,
+    ) -> ShardedTensor:
+        """``left[R, ..] · right[E, ..]``, each group of rows with its own of E matrices; see `GroupedEinsum`."""
+        stack, *rest = right.layout.dims
+        if stack.axes:
+            raise LayoutError(f"{name}: {right} splits {stack.name}, and its rows need all of it: keep it whole")
+        matrix = replace(right.layout, dims=tuple(rest))
+        layout = rules.matmul(left.layout, matrix, name=name)
+        others = tuple(dim for dim in rest if dim.name not in left.dim_names)
+        _check_bias(name, bias, (stack, *others))
+        if self.sizes[left.dim_names[0]] != groups.total:
+            raise LayoutError(f"{name}: {left} has {self.sizes[left.dim_names[0]]} rows, its groups {groups.total}")
+        out = self._made(layout, left)
+        self._append(GroupedEinsum(name, left, right, out, groups, bias))
+        return out
+
+    def dispatch(
+        self, name: str, source: ShardedTensor, routing: ShardedTensor, groups: Groups, rows: str
+    ) -> ShardedTensor:
+        """The rows of ``source`` sorted by group, as the new dimension ``rows``; see `Dispatch`."""
+        rules.nonlinear(routing.layout, name)
+        features = source.layout.dims[source.rows :]
+        layout = TensorLayout(name, (Dim(rows), *features), source.layout.partial)
+        out = self._made(layout, source, rows=1)
+        self._append(Dispatch(name, source, routing, out, groups))
+        return out
+
+    def combine(
+        self, name: str, source: ShardedTensor, routing: ShardedTensor, groups: Groups, of_each: int
+    ) -> ShardedTensor:
+        """The rows of ``source``, sorted by group, added up where ``routing`` has them from; see `Combine`."""
+        rules.nonlinear(routing.layout, name)
+        dims = (*routing.layout.dims[: routing.rows], *source.layout.dims[1:])
+        out = self._made(TensorLayout(name, dims, source.layout.partial), source, rows=routing.rows)
+        self._append(Combine(name, source, routing, out, groups, of_each))
         return out
 
     def elementwise(
@@ -155,17 +240,39 @@ class OpGraph:
         along: Sequence[str] = (),
         linear: bool = False,
         into: ShardedTensor | None = None,
+        features: str = "",
     ) -> ShardedTensor:
         """``function(*inputs, *vectors)`` on the vector unit; see `Elementwise`.
 
-        The result is laid out as the first input. ``along`` are dimensions that must be whole on each device (a
-        norm's); unless ``linear``, partial sums are refused. ``into`` writes over a tensor in place.
+        The result is laid out as the first input, or has other ``features`` (``"N_X, H"``) in its rows. ``along`` are
+        dimensions that must be whole on each device (a norm's); unless ``linear``, partial sums are refused. ``into``
+        writes over a tensor in place.
         """
         first = inputs[0]
         for tensor in inputs if not linear else ():
             rules.nonlinear(tensor.layout, name, along=[dim for dim in along if dim in tensor.dim_names])
-        out = into if into is not None else self._made(replace(first.layout, name=name), first)
+        layout = replace(first.layout, name=name)
+        if features:
+            made = parse_tensor(f"{name}[{features}]")
+            layout = replace(layout, dims=(*layout.dims[: first.rows], *made.dims))
+        out = into if into is not None else self._made(layout, first)
         self._append(Elementwise(name, tuple(inputs), tuple(vectors), out, operations_per_element, function))
+        return out
+
+    def reduce_features(
+        self, name: str, source: ShardedTensor, function: Function, dim: str, *, operations_per_element: float
+    ) -> ShardedTensor:
+        """``function`` of each row's features, such as their sum, as the dimension ``dim`` of size 1.
+
+        Features that are split give partial sums. ``operations_per_element`` counts those of ``source``.
+        """
+        rules.nonlinear(source.layout, name)
+        if self.sizes.get(dim) != 1:
+            raise LayoutError(f"{name}: dimension {dim} must have size 1")
+        split = tuple(axis for feature in source.layout.dims[source.rows :] for axis in feature.axes)
+        out = self._made(TensorLayout(name, (*source.layout.dims[: source.rows], Dim(dim)), split), source)
+        _, features = self.local_rows_columns(source)
+        self._append(Elementwise(name, (source,), (), out, operations_per_element * features, function))
         return out
 
     def add(
@@ -176,10 +283,10 @@ class OpGraph:
         return self.elementwise(name, [left, right], _add, operations_per_element=1, linear=True, into=into)
 
     def lookup(self, name: str, table: ShardedTensor, tokens: ShardedTensor) -> ShardedTensor:
-        """Rows of ``table`` [V, D]; a table split over V gives partial sums over those axes."""
+        """Rows of ``table`` [V, D], in the graph's format; a table split over V gives partial sums over those axes."""
         rows, *features = table.layout.dims
         layout = TensorLayout(name, (*tokens.layout.dims, *features), rows.axes)
-        out = self._made(layout, table, rows=len(tokens.layout.dims))
+        out = self._made(layout, replace(table, dtype=self.dtype), rows=len(tokens.layout.dims))
         self._append(Lookup(name, table, tokens, out))
         return out
 
@@ -194,9 +301,9 @@ class OpGraph:
         self._append(TakeLast(name, source, out))
         return out
 
-    def append(self, name: str, source: ShardedTensor, cache: ShardedTensor, at: int) -> None:
-        """Write new positions into a cache."""
-        self._append(Append(name, source, cache, at))
+    def append(self, name: str, source: ShardedTensor, cache: ShardedTensor, at: Sequence[int]) -> None:
+        """Write new positions into a cache, request r's from ``at[r]`` on; see `Append`."""
+        self._append(Append(name, source, cache, tuple(at)))
 
     def attention(
         self,
@@ -207,22 +314,37 @@ class OpGraph:
         *,
         k_cache: ShardedTensor | None = None,
         v_cache: ShardedTensor | None = None,
-        cached: int = 0,
+        cached: Sequence[int] = (),
         causal: Causal = "full",
         scale: float = 1.0,
+        view: View | None = None,
+        values: str = "",
+        kernel: Kernel = "flash",
     ) -> ShardedTensor:
-        """Attention of the new positions to the cached ones and to each other; see `Attention`."""
+        """Attention of the new positions to the cached ones and to each other; see `Attention`.
+
+        ``values`` names the dimension of a head's values where that is not the last one of ``v``.
+        """
         for tensor in (q, k, v):
             rules.nonlinear(tensor.layout, name)
-        n, kv = (self.sizes[tensor.dim_names[-2]] for tensor in (q, k))
-        if n % kv:
-            raise LayoutError(f"{name}: {n} query heads do not share {kv} key-value heads evenly")
-        if q.layout.dims[-2].axes != k.layout.dims[-2].axes:
-            raise LayoutError(f"{name}: the heads of {q} and {k} must be split alike")
-        if cached and (k_cache is None or v_cache is None):
-            raise GraphError(f"{name}: {cached} cached positions, but no caches")
-        out = self._made(replace(q.layout, name=name), q)
-        self._append(Attention(name, q, k, v, k_cache, v_cache, out, cached, causal, scale))
+        heads = q.layout.dims[-2]
+        if len(k.dim_names) == len(q.dim_names):
+            n, kv = (self.sizes[tensor.dim_names[-2]] for tensor in (q, k))
+            if n % kv:
+                raise LayoutError(f"{name}: {n} query heads do not share {kv} key-value heads evenly")
+            if heads.axes != k.layout.dims[-2].axes:
+                raise LayoutError(f"{name}: the heads of {q} and {k} must be split alike")
+        if any(cached) and (k_cache is None or v_cache is None):
+            raise GraphError(f"{name}: {max(cached)} cached positions, but no caches")
+        requests = self.sizes[q.dim_names[0]]
+        lengths = tuple(cached) or (0,) * requests
+        if len(lengths) != requests:
+            raise GraphError(f"{name}: cached lengths of {len(lengths)} requests, and there are {requests}")
+        width = Dim(values) if values else v.layout.dims[-1]
+        dims = (*q.layout.dims[:-1], width)
+        out = self._made(replace(q.layout, name=name, dims=dims), q)
+        seen = view or View()
+        self._append(Attention(name, q, k, v, k_cache, v_cache, out, lengths, causal, scale, seen, kernel))
         return out
 
     def all_reduce(self, tensor: ShardedTensor, axis: str) -> ShardedTensor:
@@ -239,6 +361,12 @@ class OpGraph:
         """Rows and features of each device's shard as a matrix."""
         shape = tensor.layout.local_shape(self.sizes, self.mesh)
         return math.prod(shape[: tensor.rows]), math.prod(shape[tensor.rows :])
+
+
+def _check_bias(name: str, bias: ShardedTensor | None, dims: tuple[Dim, ...]) -> None:
+    """A bias must have the dimensions of the matrix that the output keeps, split alike."""
+    if bias is not None and bias.layout.dims != dims:
+        raise LayoutError(f"{name}: the bias {bias} must have the dimensions {', '.join(map(str, dims))}")
 
 
 def _add(left: object, right: object) -> object:

@@ -9,32 +9,107 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from simcore.layout.rules import Contraction
+from simcore.opgraph.groups import Groups
 from simcore.opgraph.tensor import ShardedTensor
 
 Function: TypeAlias = Callable[..., Any]
 Causal = Literal["full", "skip"]
+Kernel = Literal["flash", "naive"]
 
 
 @dataclass(frozen=True, slots=True)
 class Einsum:
-    """``out = left · right`` over the dimensions that both have and ``out`` does not."""
+    """``out = left · right + bias`` over the dimensions that both have and ``out`` does not.
+
+    ``bias`` has the dimensions of ``right`` alone. Where ``out`` holds partial sums, the first chip adds it.
+    """
 
     name: str
     left: ShardedTensor
     right: ShardedTensor
     out: ShardedTensor
     parts: Contraction
+    bias: ShardedTensor | None = None
 
     @property
     def reads(self) -> tuple[ShardedTensor, ...]:
-        return self.left, self.right
+        return (self.left, self.right) if self.bias is None else (self.left, self.right, self.bias)
 
     @property
     def right_is_transposed(self) -> bool:
         """Whether the contracted dimensions are the last ones of ``right`` (a tied embedding), not the first."""
         names = self.right.dim_names
         return names[len(names) - len(self.parts.contracted) :] == self.parts.contracted and bool(self.parts.right_only)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchedEinsum:
+    """``out[.., N, C] = left[.., N, P] · right[N, P, C]``: a product for each index of N, which all three have."""
+
+    name: str
+    left: ShardedTensor
+    right: ShardedTensor
+    out: ShardedTensor
+
+    @property
+    def reads(self) -> tuple[ShardedTensor, ...]:
+        return self.left, self.right
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedEinsum:
+    """``out = left · right[group] + bias[group]``: each group of rows meets its own matrix of the stack ``right``.
+
+    ``right`` is [E, contracted.., others..], ``bias`` [E, others..]; matrices without a group are not read.
+    """
+
+    name: str
+    left: ShardedTensor
+    right: ShardedTensor
+    out: ShardedTensor
+    groups: Groups
+    bias: ShardedTensor | None = None
+
+    @property
+    def reads(self) -> tuple[ShardedTensor, ...]:
+        return (self.left, self.right) if self.bias is None else (self.left, self.right, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """``out`` = the rows of ``source`` sorted by group, as ``routing`` [rows.., E] sends them (weights, 0 for none)."""
+
+    name: str
+    source: ShardedTensor
+    routing: ShardedTensor
+    out: ShardedTensor
+    groups: Groups
+
+    @property
+    def reads(self) -> tuple[ShardedTensor, ...]:
+        return self.source, self.routing
+
+
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """``out`` = for each row the sum of its rows in ``source``, sorted by group, with the weights of ``routing``.
+
+    ``of_each`` is how many rows of ``source`` a row of ``out`` has (on average, where some are left out).
+    """
+
+    name: str
+    source: ShardedTensor
+    routing: ShardedTensor
+    out: ShardedTensor
+    groups: Groups
+    of_each: int
+
+    @property
+    def reads(self) -> tuple[ShardedTensor, ...]:
+        return self.source, self.routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +161,15 @@ class TakeLast:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Write ``source``, the new positions' keys or values, into ``cache`` from position ``at`` on."""
+    """Write ``source``, the new positions' keys or values, into ``cache``: request r's from position ``at[r]`` on.
+
+    Position p lies at p modulo the length of the cache, so that a cache as long as a window keeps what it shows.
+    """
 
     name: str
     source: ShardedTensor
     cache: ShardedTensor
-    at: int
+    at: tuple[int, ...]
 
     @property
     def reads(self) -> tuple[ShardedTensor, ...]:
@@ -103,13 +181,36 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
+class View:
+    """Which positions a query sees besides being causal: of the last ``window``, or of its own ``chunk`` alone."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+    def first(self, position: Any) -> Any:
+        """The first position that a query at ``position`` (integer or array) sees."""
+        if self.window is not None:
+            return np.maximum(position - self.window + 1, 0)
+        if self.chunk is not None:
+            return position // self.chunk * self.chunk
+        return position * 0
+
+    def kept(self, positions: int) -> int:
+        """Positions of a cache that are of use to later ones, of ``positions`` in all."""
+        most = self.window if self.window is not None else self.chunk
+        return positions if most is None else min(positions, most)
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """``out = softmax(q kᵀ · scale) v`` by blocks with an online softmax, so that scores never leave VMEM.
 
-    Queries [B, T, N, H] attend to ``cached`` positions of ``k_cache`` and ``v_cache`` [B, S, K, H] and to the new
-    positions' keys and values [B, T, K, H], of which N/K query heads share each head. Among new positions attention
-    is causal; ``causal`` says whether the kernel computes the whole rectangle ("full") or skips blocks above the
-    diagonal ("skip").
+    Queries [B, T, N, H] attend to ``cached[r]`` positions of request r in ``k_cache`` and ``v_cache`` [B, S, K, H] and
+    to the new positions' keys and values [B, T, K, H], of which N/K query heads share each head; values may have
+    a width of their own. Keys without a head dimension, [B, T, C], are shared by all heads, and where ``v`` is ``k``
+    its first features are the values (a latent cache). Among new positions attention is causal; ``causal`` says
+    whether the kernel computes the whole rectangle ("full") or skips blocks that no query sees ("skip"). The "naive"
+    kernel, for comparison, computes whole rectangles and sends all scores through HBM.
     """
 
     name: str
@@ -119,14 +220,17 @@ class Attention:
     k_cache: ShardedTensor | None
     v_cache: ShardedTensor | None
     out: ShardedTensor
-    cached: int
+    cached: tuple[int, ...]
     causal: Causal
     scale: float
+    view: View = View()
+    kernel: Kernel = "flash"
 
     @property
     def reads(self) -> tuple[ShardedTensor, ...]:
-        caches = (self.k_cache, self.v_cache) if self.cached else ()
-        return self.q, self.k, self.v, *(cache for cache in caches if cache is not None)
+        caches = (self.k_cache, self.v_cache) if any(self.cached) else ()
+        found = {t.name: t for t in (self.q, self.k, self.v, *caches) if t is not None}
+        return tuple(found.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,4 +251,16 @@ class Collective:
         return self.tensor
 
 
-Operation: TypeAlias = Einsum | Elementwise | Lookup | TakeLast | Append | Attention | Collective
+Operation: TypeAlias = (
+    Einsum
+    | BatchedEinsum
+    | GroupedEinsum
+    | Dispatch
+    | Combine
+    | Elementwise
+    | Lookup
+    | TakeLast
+    | Append
+    | Attention
+    | Collective
+)

@@ -20,6 +20,7 @@ class ShardedTensor:
     role : weights and caches live in HBM for the whole run; inputs are given; activations are made on the way.
     repeat : the repeat of which every iteration has one of its own (a layer's weights), "" for none.
     rows : leading dimensions that count rows (tokens); the others are a row's features.
+    held : of a cache, the positions that it holds for each request in the end, where that is not all of its length.
     """
 
     layout: TensorLayout
@@ -27,6 +28,7 @@ class ShardedTensor:
     role: Role
     repeat: str = ""
     rows: int = 1
+    held: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:

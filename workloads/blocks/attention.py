@@ -1,0 +1,79 @@
+"""Attention with key-value heads: every query head its own (MHA), groups sharing one (GQA), or all (MQA).
+
+Heads are split over the chips, so that the result is partial sums. Source: Vaswani et al. 2017; Ainslie et al. 2023
+(GQA); Shoeybi et al. 2019 for the split.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from simcore.opgraph import ShardedTensor
+from workloads.blocks.builder import Builder
+from workloads.blocks.functions import (
+    NORM_EPSILON,
+    RMSNORM_OPERATIONS,
+    ROTARY_OPERATIONS,
+    Rotary,
+    norm_of_heads,
+)
+
+
+def attention(b: Builder, h: ShardedTensor) -> ShardedTensor:
+    """``o[B, T, D]{U_X}`` of the normed input ``h[B, T, D]``; keys and values of the new positions are cached."""
+    config, cached = b.config, b.step.cached
+    bias = config.qkv_bias
+    q = b.einsum("q", h, "w_q[D, N_X, H]", bias="b_q[N_X, H]" if bias else "")
+    k = b.einsum("k", h, "w_k[D, K_X, H]", bias="b_k[K_X, H]" if bias else "")
+    v = b.einsum("v", h, "w_v[D, K_X, H]", bias="b_v[K_X, H]" if bias else "")
+    q, k = _normed(b, "q", q, "N"), _normed(b, "k", k, "K")
+    if not config.learned_positions:
+        q, k = _rotated(b, "q", q), _rotated(b, "k", k)
+    k_cache, v_cache = b.cache("k_cache", "K_X, H"), b.cache("v_cache", "K_X, H")
+    a = b.g.attention(
+        b.named("attention"), q, k, v, k_cache=k_cache, v_cache=v_cache, cached=cached, causal=b.step.causal,
+        scale=config.head_dim**-0.5, view=b.view, kernel=b.step.kernel,
+    )  # fmt: skip
+    b.g.append(b.named("append_k"), k, k_cache, at=cached)
+    b.g.append(b.named("append_v"), v, v_cache, at=cached)
+    return b.einsum("o", a, "w_o[N_X, H, D]", bias="b_o[D]" if config.attention_output_bias else "")
+
+
+def _rotated(b: Builder, name: str, x: ShardedTensor) -> ShardedTensor:
+    rotary = Rotary(b.config.head_dim, b.config.head_dim)
+    return b.elementwise(f"{name}_rotary", [x, b.positions], rotary, ROTARY_OPERATIONS)
+
+
+def _normed(b: Builder, name: str, x: ShardedTensor, heads: str) -> ShardedTensor:
+    """The norm of queries or keys: of each head, with or without a scale, or of all heads together."""
+    if b.config.qk_norm is None:
+        return x
+    if b.config.qk_norm == "whole":
+        return _norm_of_all_heads(b, name, x, heads)
+    vectors = [b.vector(f"{name}_norm_scale[H]")] if b.config.qk_norm == "per_head" else []
+    norm = norm_of_heads(b.config.head_dim)
+    return b.elementwise(f"{name}_norm", [x], norm, RMSNORM_OPERATIONS, vectors=vectors, along=["H"])
+
+
+def _norm_of_all_heads(b: Builder, name: str, x: ShardedTensor, heads: str) -> ShardedTensor:
+    """RMSNorm over heads that are split: each chip's sum of squares, added up over the chips, then the scaling.
+
+    Copies of a head, where chips share one, add to the sum as they do to the width.
+    """
+    width = b.g.sizes[heads] * b.config.head_dim
+    squares = b.g.reduce_features(b.named(f"{name}_squares"), x, _sum_of_squares, "J", operations_per_element=2)
+    squares = b.all_reduce(squares)
+    scale = b.vector(f"{name}_norm_scale[{heads}_X, H]")
+    return b.elementwise(
+        f"{name}_norm",
+        [x, squares],
+        lambda rows, total, weight: rows / np.sqrt(total / width + NORM_EPSILON) * weight,
+        RMSNORM_OPERATIONS - 2,
+        vectors=[scale],
+    )
+
+
+def _sum_of_squares(rows: Any) -> Any:
+    return (rows * rows).sum(axis=-1, keepdims=True)

@@ -1,0 +1,76 @@
+"""Mixture of experts: each token passes k of E feed-forward blocks, and what is shared by all.
+
+    r = top_k(softmax(h W_router)),  y = sum over the chosen e of r_e mlp_e(h) + mlp_shared(h)
+
+Rows are sorted by expert and each expert's matrices meet its own rows, so experts that no token uses are not read.
+Every expert's columns are split over the chips; the router is on every chip. Source: Shazeer et al. 2017; the sorted
+rows: Gale et al. 2022 (MegaBlocks).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from simcore.opgraph import Groups, ShardedTensor
+from workloads.blocks.builder import Builder
+from workloads.blocks.functions import activation, softmax_top_k, times
+from workloads.blocks.mlp import mlp
+from workloads.config import MoeConfig
+
+ROUTING_OPERATIONS = 6
+"""Vector operations a router's logit: softmax, and what is left of it; besides 2 for each expert that is picked."""
+
+
+def experts(b: Builder, h: ShardedTensor) -> ShardedTensor:
+    """``y[B, T, D]{U_X}`` of the normed input ``h[B, T, D]``."""
+    config, g = _moe(b), b.g
+    groups = b.groups
+    assert groups is not None
+    bias = "b_router[E]" if config.router_bias else ""
+    logits = b.einsum("router", h, "w_router[D, E]", bias=bias, part="other")
+    operations = ROUTING_OPERATIONS + 2 * config.top_k
+    routing = b.elementwise("routing", [logits], softmax_top_k(config.top_k), operations, along=["E"])
+    rows = g.dispatch(b.named("dispatch"), h, routing, groups, "R")
+    z = _mlp_of_experts(b, rows, groups)
+    y = g.combine(b.named("combine"), z, routing, groups, config.top_k)
+    if config.shared_d_ff:
+        y = g.add(b.named("with_shared"), y, _shared(b, h))
+    return y
+
+
+def _mlp_of_experts(b: Builder, rows: ShardedTensor, groups: Groups) -> ShardedTensor:
+    """The feed-forward block with each group's own matrices; see `workloads.blocks.mlp`."""
+    function, operations = activation(b.config.activation)
+
+    def matmul(name: str, left: ShardedTensor, weight: str, bias: str) -> ShardedTensor:
+        vector = b.vector(bias) if b.config.mlp_bias else None
+        return b.g.grouped_einsum(b.named(name), left, b.weight(weight, "experts"), groups, bias=vector)
+
+    up = matmul("expert_up", rows, "w_expert_up[E, D, Fe_X]", "b_expert_up[E, Fe_X]")
+    if b.config.gated_mlp:
+        gate = matmul("expert_gate", rows, "w_expert_gate[E, D, Fe_X]", "b_expert_gate[E, Fe_X]")
+        z = b.elementwise("expert_gated", [gate, up], times(function), operations + 1, into=gate)
+    else:
+        z = b.elementwise("expert_activation", [up], function, operations, into=up)
+    return matmul("expert_down", z, "w_expert_down[E, Fe_X, D]", "b_expert_down[E, D]")
+
+
+def _shared(b: Builder, h: ShardedTensor) -> ShardedTensor:
+    """What every token passes, where the model has it with a gate of its own."""
+    y = mlp(b, h, name="shared_", width="Fs")
+    if not _moe(b).shared_gate:
+        return y
+    gate = b.einsum("shared_weight", h, "w_shared_weight[D, J]", part="other")
+    # Linear in the partial sums; the gate is complete.
+    return b.elementwise("shared_scaled", [y, gate], _times_sigmoid, 2, linear=True, into=y)
+
+
+def _times_sigmoid(y: Any, gate: Any) -> Any:
+    return y / (1 + np.exp(-gate))
+
+
+def _moe(b: Builder) -> MoeConfig:
+    assert b.config.moe is not None
+    return b.config.moe
