@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
-from simcore.collectives.exchange import Exchange, check_out
+from simcore.collectives.exchange import Exchange, output_of
 from simcore.collectives.line_exchange import line_bundles
 from simcore.collectives.moving import Mover
 from simcore.collectives.ring_exchange import ring_messages
@@ -32,13 +33,14 @@ def all_to_all(
     name: str,
     axes: str | Sequence[str],
     tensor: RingTensor,
-    out: str,
+    out: str | RingTensor,
     *,
     direction: Direction = "one_way",
     chunks: int = 1,
     after: Sequence[Reference] = (),
 ) -> Task:
-    """AllToAll over ``axes`` from ``tensor`` into the tensor ``out`` of the same shape.
+    """AllToAll over ``axes`` from ``tensor`` into the tensor ``out`` of the same shape, or one whose
+    blocks lie along another dimension.
 
     ``tensor.shard_bytes`` are those of a block, V/N^2 of an array of V bytes on N chips; blocks are numbered row-major
     over the axes. Time along one axis, with t = block / link bandwidth: on a one-way ring n (n - 1)/2 t + (n - 1) l,
@@ -52,7 +54,7 @@ def all_to_all(
     axes = check_axes(cls, (axes,) if isinstance(axes, str) else axes)
     tensor.require_even("AllToAll")
     check_chunks(chunks)
-    check_out(cls, tensor, out)
+    target = output_of(cls, tensor, out)
     sizes, wraps = [axis_size(cls, axis) for axis in axes], [axis_wraps(cls, axis) for axis in axes]
     if chunks > 1 and not all(wraps):
         line = axes[wraps.index(False)]
@@ -60,15 +62,16 @@ def all_to_all(
     mover, count = Mover(cls, tensor), len(axes)
     total = math.prod(sizes)
     between = [
+        replace(tensor, name=f"{name}.between{phase}", view=(), block_dimension=None) for phase in range(count - 1)
+    ]
+    for array in between:
         cls.tensor(
-            f"{name}.between{phase}",
+            array.name,
             memory=tensor.memory,
             bytes=total * tensor.shard_bytes,
             shape=(*tensor.lead, total * tensor.shard_elements),
         )
-        for phase in range(count - 1)
-    ]
-    tensors = [tensor.name, *between, out]
+    arrays = [tensor, *between, target]
     begin = cls.task(f"{name}.begin", after=after, kind="sync")
     last = [begin.name] * count
     ends: list[Ref] = []
@@ -77,9 +80,8 @@ def all_to_all(
             number = (part + phase) % count
             axis = axes[number]
             what = Exchange(
-                tensor,
-                tensors[phase],
-                tensors[phase + 1],
+                arrays[phase],
+                arrays[phase + 1],
                 axis,
                 sizes[number],
                 before=math.prod(sizes[:number]),

@@ -36,7 +36,7 @@ class Request:
     chunks: int
     ways: tuple[str, ...]
     """directions that may be used"""
-    out: str
+    out: str | RingTensor
     shift: int
     root: int
     in_network: bool

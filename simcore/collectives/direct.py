@@ -6,13 +6,14 @@ In its k-th send a chip goes to the one k places on, so that no two send to the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from simcore.collectives.exchange import Exchange, block_region, check_out
+from simcore.collectives.exchange import Exchange, output_of
 from simcore.collectives.moving import Mover, Sent, Wire
 from simcore.collectives.tensor import RingTensor
 from simcore.collectives.ways import ring_size
-from simcore.graph import EntityClass, Ref, Task, TensorAccess
+from simcore.graph import EntityClass, Ref, Task
 from simcore.graph.graph import Reference
 from simcore.graph.reference import Indices
 
@@ -25,11 +26,9 @@ def all_gather(
     begin = cls.task(f"{name}.begin", after=after, kind="sync")
 
     def own(i: Indices, c: Indices) -> tuple[slice, ...]:
-        return block_region(tensor, c[axis], 0, size)
+        return tensor.block(c[axis], 0, size)
 
-    sends = _to_all(
-        Mover(cls, tensor), name, axis, n, wire, begin, tensor.shard_bytes, lambda k: (own, tensor.name, own)
-    )
+    sends = _to_all(Mover(cls, tensor), name, axis, n, wire, begin, tensor.shard_bytes, lambda k: (own, tensor, own))
     return cls.task(f"{name}.end", after=[begin, *_both_ends(sends)], kind="sync")
 
 
@@ -44,13 +43,13 @@ def reduce_scatter(
     inbox = _inbox(mover, name, n - 1, size)
 
     def own(i: Indices, c: Indices) -> tuple[slice, ...]:
-        return block_region(tensor, c[axis], 0, size)
+        return tensor.block(c[axis], 0, size)
 
-    def theirs(k: int) -> tuple[Any, str, Any]:
+    def theirs(k: int) -> tuple[Any, RingTensor, Any]:
         return (
-            lambda i, c: block_region(tensor, (c[axis] + k) % n, 0, size),
+            lambda i, c: tensor.block((c[axis] + k) % n, 0, size),
             inbox,
-            lambda i, c: block_region(tensor, k - 1, 0, size),
+            lambda i, c: tensor.block(k - 1, 0, size),
         )
 
     sends = _to_all(mover, name, axis, n, wire, begin, tensor.shard_bytes, theirs)
@@ -71,10 +70,10 @@ def all_reduce(
     inbox = _inbox(mover, name, n - 1, size)
 
     def whole(i: Indices, c: Indices) -> tuple[slice, ...]:
-        return block_region(tensor, 0, 0, size)
+        return tensor.block(0, 0, size)
 
-    def copied(k: int) -> tuple[Any, str, Any]:
-        return whole, inbox, lambda i, c: block_region(tensor, (k - 1) * n, 0, size)
+    def copied(k: int) -> tuple[Any, RingTensor, Any]:
+        return whole, inbox, lambda i, c: tensor.block((k - 1) * n, 0, size)
 
     sends = _to_all(mover, name, axis, n, wire, begin, n * tensor.shard_bytes, copied)
     added = _add_all(mover, name, n, size, whole, inbox, sends, begin)
@@ -82,19 +81,25 @@ def all_reduce(
 
 
 def all_to_all(
-    cls: EntityClass, name: str, axis: str, tensor: RingTensor, out: str, wire: Wire, after: Sequence[Reference] = ()
+    cls: EntityClass,
+    name: str,
+    axis: str,
+    tensor: RingTensor,
+    out: str | RingTensor,
+    wire: Wire,
+    after: Sequence[Reference] = (),
 ) -> Task:
     """AllToAll of blocks of V/n^2 bytes from ``tensor`` into ``out``: (n - 1) V/(n^2 b) + l."""
     n, size = _size(cls, axis, tensor), tensor.shard_elements
-    check_out(cls, tensor, out)
+    target = output_of(cls, tensor, out)
     begin, mover = cls.task(f"{name}.begin", after=after, kind="sync"), Mover(cls, tensor)
-    kept = Exchange(tensor, tensor.name, out, axis, n, last=size).keep_own(mover, name, [begin.ref()])
+    kept = Exchange(tensor, target, axis, n, last=size).keep_own(mover, name, [begin.ref()])
 
-    def block(k: int) -> tuple[Any, str, Any]:
+    def block(k: int) -> tuple[Any, RingTensor, Any]:
         return (
-            lambda i, c: block_region(tensor, (c[axis] + k) % n, 0, size),
-            out,
-            lambda i, c: block_region(tensor, c[axis], 0, size),
+            lambda i, c: tensor.block((c[axis] + k) % n, 0, size),
+            target,
+            lambda i, c: target.block(c[axis], 0, size),
         )
 
     sends = _to_all(mover, name, axis, n, wire, begin, tensor.shard_bytes, block)
@@ -106,14 +111,15 @@ def _size(cls: EntityClass, axis: str, tensor: RingTensor) -> int:
     return ring_size(cls, axis)
 
 
-def _inbox(mover: Mover, name: str, blocks: int, size: int) -> str:
+def _inbox(mover: Mover, name: str, blocks: int, size: int) -> RingTensor:
     tensor = mover.tensor
-    return mover.cls.tensor(
+    mover.cls.tensor(
         f"{name}.inbox",
         memory=tensor.memory,
         bytes=blocks * size * tensor.element_bytes,
         shape=(*tensor.lead, blocks * size),
     )
+    return replace(tensor, name=f"{name}.inbox", view=())
 
 
 def _to_all(
@@ -124,9 +130,9 @@ def _to_all(
     wire: Wire,
     begin: Task,
     bytes: int,
-    what: Callable[[int], tuple[Any, str, Any]],
+    what: Callable[[int], tuple[Any, RingTensor, Any]],
 ) -> list[Sent]:
-    """The sends to the chip k places on, k = 1 .. n - 1; ``what(k)`` is (region read, tensor written, region there)."""
+    """The sends to the chip k places on, k = 1 .. n - 1; ``what(k)`` is (region read, array written, region there)."""
     mover.cls.unit(wire.out, kind=wire.kind)
     sends = []
     for k in range(1, n):
@@ -138,8 +144,8 @@ def _to_all(
                 {axis: k},
                 bytes=bytes,
                 after=[begin, Ref(begin.name, on={axis: k})],
-                reads=[TensorAccess(mover.tensor.name, read)],
-                writes=[TensorAccess(there, written, on={axis: k})],
+                reads=[mover.tensor.access(read)],
+                writes=[there.access(written, on={axis: k})],
                 function=lambda block: block,
             )
         )
@@ -147,7 +153,7 @@ def _to_all(
 
 
 def _add_all(
-    mover: Mover, name: str, n: int, size: int, own: Any, inbox: str, sends: Sequence[Sent], begin: Task
+    mover: Mover, name: str, n: int, size: int, own: Any, inbox: RingTensor, sends: Sequence[Sent], begin: Task
 ) -> list[Ref]:
     """The sum of a chip's own block and all that came in, once it has also sent its own."""
     if n == 1:
@@ -166,8 +172,8 @@ def _add_all(
         elements=size,
         operands=n,
         after=[begin, *_both_ends(sends)],
-        reads=[TensorAccess(tensor.name, own), *(TensorAccess(inbox, came(k)) for k in range(1, n))],
-        writes=[TensorAccess(tensor.name, own)],
+        reads=[tensor.access(own), *(inbox.access(came(k)) for k in range(1, n))],
+        writes=[tensor.access(own)],
         function=lambda *parts: sum(parts[1:], start=parts[0]),
     ).refs()
 

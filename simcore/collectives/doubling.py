@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from simcore.collectives.exchange import block_region
 from simcore.collectives.moving import Done, Mover, Sent, Wire, pairwise_sum
 from simcore.collectives.tensor import RingTensor
 from simcore.collectives.ways import ring_size
@@ -32,7 +31,7 @@ def all_gather(
     for distance in _distances(n)[::-1]:
 
         def mine(i: Indices, c: Indices, distance: int = distance) -> tuple[slice, ...]:
-            return block_region(tensor, c[axis] // distance * distance, 0, distance * size)
+            return tensor.block(c[axis] // distance * distance, 0, distance * size)
 
         # What has come in so far goes out with the chip's own.
         so_far = [ref for one in sent for ref in one.arrived(outside="ignore")]
@@ -43,8 +42,8 @@ def all_gather(
                 {axis: sign * distance},
                 bytes=distance * tensor.shard_bytes,
                 after=[begin, Ref(begin.name, on={axis: sign * distance}), *so_far],
-                reads=[TensorAccess(tensor.name, mine)],
-                writes=[TensorAccess(tensor.name, mine, on={axis: sign * distance})],
+                reads=[tensor.access(mine)],
+                writes=[tensor.access(mine, on={axis: sign * distance})],
                 function=lambda block: block,
                 when=_lower(axis, distance, sign),
             )
@@ -71,13 +70,13 @@ def reduce_scatter(
     for distance in _distances(n):
 
         def theirs(i: Indices, c: Indices, distance: int = distance) -> tuple[slice, ...]:
-            return block_region(tensor, (c[axis] ^ distance) // distance * distance, 0, distance * size)
+            return tensor.block((c[axis] ^ distance) // distance * distance, 0, distance * size)
 
         def mine(i: Indices, c: Indices, distance: int = distance) -> tuple[slice, ...]:
-            return block_region(tensor, c[axis] // distance * distance, 0, distance * size)
+            return tensor.block(c[axis] // distance * distance, 0, distance * size)
 
         def arrived(i: Indices, c: Indices, distance: int = distance) -> tuple[slice, ...]:
-            return block_region(tensor, 0, 0, distance * size)
+            return tensor.block(0, 0, distance * size)
 
         stage = []
         for sign in (+1, -1):
@@ -91,7 +90,7 @@ def reduce_scatter(
                     to,
                     bytes=distance * tensor.shard_bytes,
                     after=[begin, Ref(begin.name, on=to), *before],
-                    reads=[TensorAccess(tensor.name, theirs)],
+                    reads=[tensor.access(theirs)],
                     writes=[TensorAccess(inbox, arrived, on=to)],
                     function=lambda block: block,
                     when=_lower(axis, distance, sign),
@@ -101,8 +100,8 @@ def reduce_scatter(
             f"{name}.add{distance}",
             elements=distance * size,
             after=[begin, *(ref for one in stage for ref in one.arrived(outside="ignore"))],
-            reads=[TensorAccess(tensor.name, mine), TensorAccess(inbox, arrived)],
-            writes=[TensorAccess(tensor.name, mine)],
+            reads=[tensor.access(mine), TensorAccess(inbox, arrived)],
+            writes=[tensor.access(mine)],
             function=pairwise_sum,
         )
         sent += stage

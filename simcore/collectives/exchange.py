@@ -7,44 +7,41 @@ axis, a *bundle*, is a piece of each of several blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from simcore.collectives.moving import Mover
 from simcore.collectives.tensor import RingTensor
 from simcore.collectives.ways import Index
 from simcore.errors import GraphError
-from simcore.graph import EntityClass, Ref, TensorAccess
-from simcore.graph.access import RegionFunction
+from simcore.graph import EntityClass, Ref
+from simcore.graph.access import Access, RegionFunction
 from simcore.graph.reference import Indices
 
 
-def check_out(cls: EntityClass, tensor: RingTensor, out: str) -> None:
-    """Raise `GraphError` unless ``out`` is another tensor of the class."""
-    if out not in cls.tensors:
-        raise GraphError(f"class {cls.name!r} has no tensor {out!r} for what arrives: declare it first")
-    if out == tensor.name:
-        raise GraphError(f"what arrives can't overwrite {out!r} while it is sent: give another tensor for it")
-
-
-def block_region(tensor: RingTensor, block: int, first: int, last: int) -> tuple[slice, ...]:
-    """Elements ``first`` to ``last`` of a block."""
-    base = int(block) * tensor.shard_elements
-    return (*(slice(0, size) for size in tensor.lead), slice(base + int(first), base + int(last)))
+def output_of(cls: EntityClass, tensor: RingTensor, out: str | RingTensor) -> RingTensor:
+    """Where what arrives is put. Raise `GraphError` unless ``out`` is another tensor of the class."""
+    target = out if isinstance(out, RingTensor) else replace(tensor, name=out)
+    if target.name not in cls.tensors:
+        raise GraphError(f"class {cls.name!r} has no tensor {target.name!r} for what arrives: declare it first")
+    if target.name == tensor.name:
+        raise GraphError(f"what arrives can't overwrite {target.name!r} while it is sent: give another tensor for it")
+    if (target.lead, target.shard_bytes) != (tensor.lead, tensor.shard_bytes):
+        raise GraphError(f"blocks of {target.name!r} must be as large as those of {tensor.name!r}")
+    return target
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Bundles from the tensor ``source`` to the tensor ``target`` along ``axis`` of ``n`` chips.
+    """Bundles from the array ``source`` to the array ``target`` along ``axis`` of ``n`` chips.
 
     ``before`` and ``behind`` are the products of the sizes of the collective's other axes; of each block, elements
     ``first`` to ``last`` are moved.
     """
 
-    tensor: RingTensor
-    source: str
-    target: str
+    source: RingTensor
+    target: RingTensor
     axis: str
     n: int
     before: int = 1
@@ -62,7 +59,14 @@ class Exchange:
         """Elements of a piece."""
         return self.last - self.first
 
-    def places(self, bundle: Index, span: Index) -> list[RegionFunction]:
+    @property
+    def tensor(self) -> RingTensor:
+        """What is moved, as it lies at its source."""
+        return self.source
+
+    def places(
+        self, array: RingTensor, bundle: Index, span: Index, on: Mapping[str, int] | None = None
+    ) -> list[Access]:
         """Where the pieces of a bundle lie in either array: ``span`` gives their first and last elements."""
 
         def made(piece: int) -> RegionFunction:
@@ -70,11 +74,11 @@ class Exchange:
 
             def region(i: Indices, c: Indices) -> tuple[slice, ...]:
                 block = (outer * self.n + int(bundle(i, c))) * self.behind + inner
-                return block_region(self.tensor, block, *span(i, c))
+                return array.block(block, *span(i, c))
 
             return region
 
-        return [made(piece) for piece in range(self.pieces)]
+        return [array.access(made(piece), on) for piece in range(self.pieces)]
 
     def split(self, bundle: Any, width: int) -> list[Any]:
         """A bundle of pieces of ``width`` elements each as its pieces, and what comes behind it."""
@@ -83,13 +87,16 @@ class Exchange:
 
     def keep_own(self, mover: Mover, name: str, after: Sequence[Ref]) -> list[Ref]:
         """The chip's own bundle, which stays: copied on the VPU, which the ideal model leaves out."""
-        places = self.places(lambda i, c: c[self.axis], lambda i, c: (self.first, self.last))
+
+        def own(array: RingTensor) -> list[Access]:
+            return self.places(array, lambda i, c: c[self.axis], lambda i, c: (self.first, self.last))
+
         return mover.add(
             f"{name}.keep",
             elements=self.size * self.pieces,
             operands=1,
             after=after,
-            reads=[TensorAccess(self.source, place) for place in places],
-            writes=[TensorAccess(self.target, place) for place in places],
+            reads=own(self.source),
+            writes=own(self.target),
             function=lambda *pieces: pieces,
         ).refs()

@@ -11,6 +11,7 @@ The network is each chip's own card (GPUs: "network"), or the host's, which its 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from simcore.collectives import switch, torus
 from simcore.collectives.blocks import Leg
@@ -160,9 +161,7 @@ def _across(
     begin = cls.task(f"{name}.begin", after=after, kind="sync")
     if slices == 1:
         return begin
-    pieces = RingTensor(
-        tensor.name, tensor.shard_bytes // slices, tensor.element_bytes, tensor.lead, memory=tensor.memory
-    )
+    pieces = replace(tensor, shard_bytes=tensor.shard_bytes // slices, shards=())
     grid = {axis: cls.sizes[cls.axes.index(axis)] for axis in (*inner, outer)}
     leg = Leg(grid, outer, ring_ways(outer, slices, "one_way"), chunks=chunks)
     mover: Mover = Mover(cls, pieces)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from simcore.collectives.exchange import block_region
 from simcore.collectives.hosts import Hosts
 from simcore.collectives.moving import Mover
 from simcore.collectives.tensor import RingTensor, check_chunks
@@ -84,7 +83,7 @@ def _over_pcie(
 
     def block(number: int) -> Any:
         def region(i: Indices, _: Indices) -> tuple[slice, ...]:
-            return block_region(tensor, number, int(cuts[i[chunk]]), int(cuts[i[chunk] + 1]))
+            return tensor.block(number, int(cuts[i[chunk]]), int(cuts[i[chunk] + 1]))
 
         return region
 
@@ -92,7 +91,7 @@ def _over_pcie(
     amounts = (cuts[1:] - cuts[:-1]) * tensor.element_bytes
     with hosts.cls.loop(chunk, chunks):
         for j, offset in enumerate(hosts.offsets):
-            here, there = TensorAccess(host_array, block(j)), TensorAccess(tensor.name, block(0), on=offset)
+            here, there = TensorAccess(host_array, block(j)), tensor.access(block(0), on=offset)
             hosts.cls.task(
                 names[j],
                 unit=hosts.cls.unit(f"pcie_{j // chips_per_link}_{direction}", kind="pcie"),

@@ -188,7 +188,7 @@ def _seen_by_host(reference: Reference, offset: Offset) -> Ref:
 def _access_by_host(access: Access, offset: Offset) -> TensorAccess:
     assert isinstance(access, TensorAccess)
     region: RegionFunction | None = None if access.region is None else _moved(access.region, offset)
-    return TensorAccess(access.tensor, region, add_offsets(offset, access.on))
+    return TensorAccess(access.tensor, region, add_offsets(offset, access.on), access.view)
 
 
 def _moved(function: Callable[[Indices, Indices], Any], offset: Offset) -> Callable[[Indices, Indices], Any]:

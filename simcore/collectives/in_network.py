@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from simcore.collectives.exchange import block_region
 from simcore.collectives.moving import Mover, Wire
 from simcore.collectives.tensor import RingTensor
 from simcore.collectives.ways import ring_size
@@ -42,7 +41,7 @@ def all_reduce(
     above = cls.tensor(f"{name}.above", memory=tensor.memory, bytes=0, shape=(*tensor.lead, elements))
 
     def whole(i: Indices, c: Indices) -> tuple[slice, ...]:
-        return block_region(tensor, 0, 0, elements)
+        return tensor.block(0, 0, elements)
 
     up = mover.send(
         f"{name}.up",
@@ -50,7 +49,7 @@ def all_reduce(
         {},
         bytes=n * tensor.shard_bytes,
         after=[begin],
-        reads=[TensorAccess(tensor.name, whole)],
+        reads=[tensor.access(whole)],
         writes=[TensorAccess(above, whole)],
         function=lambda array: array,
     )
@@ -67,7 +66,7 @@ def all_reduce(
         kind="sync",
         after=[down, *(Ref(f"{name}.up", on=on) for on in others), *up.left(), *up.arrived()],
         reads=[TensorAccess(above, whole, on=on) for on in others],
-        writes=[TensorAccess(tensor.name, whole)],
+        writes=[tensor.access(whole)],
         function=_total,
     )
     return cls.task(f"{name}.end", after=[begin, came], kind="sync")

@@ -73,8 +73,8 @@ def gather_leg(
                         Ref(ready, on=way.on),
                         *mover.sent(send, way.on).arrived({step: -1}, "ignore"),
                     ],
-                    reads=[TensorAccess(tensor.name, place) for place in places],
-                    writes=[TensorAccess(tensor.name, place, on=way.on) for place in places],
+                    reads=[tensor.access(place) for place in places],
+                    writes=[tensor.access(place, on=way.on) for place in places],
                     function=identity,
                     when=_of_size(tensor, way, sizes, size, index, sends),
                 )
@@ -147,7 +147,7 @@ def scatter_leg(
                         *added(way, number).refs({step: -1}, outside="ignore"),
                         *free,
                     ],
-                    reads=[TensorAccess(tensor.name, place) for place in blocks.of_array(index)],
+                    reads=[tensor.access(place) for place in blocks.of_array(index)],
                     writes=[TensorAccess(inbox, place, on=way.on) for place in blocks.of_inbox(slot)],
                     function=identity,
                     when=_of_size(tensor, way, sizes, size, index, sends),
@@ -176,10 +176,10 @@ def scatter_leg(
                         *(first if way.sign < 0 else []),
                     ],
                     reads=[
-                        *(TensorAccess(tensor.name, place) for place in mine),
+                        *(tensor.access(place) for place in mine),
                         *(TensorAccess(f"{name}.inbox{way.suffix}", place) for place in blocks.of_inbox(slot)),
                     ],
-                    writes=[TensorAccess(tensor.name, place) for place in mine],
+                    writes=[tensor.access(place) for place in mine],
                     function=pairwise_sum,
                     when=_of_size(tensor, way, sizes, size, arrived, receives),
                 )

@@ -81,12 +81,15 @@ def line_bundles(
         return waits_in(int(arrival(i, c)), not ends_next(i, c))
 
     sources = what.places(
+        what.source,
         lambda i, c: n - 1 - i[group] if way.sign > 0 else i[group],
         lambda i, c: (what.first, what.last if i[hop] == 0 else what.first),
     )
     delivered = what.places(
+        what.target,
         lambda i, c: way.beyond(c[axis], -i[hop]),
         lambda i, c: (what.first, what.last if ends_next(i, c) else what.first),
+        way.on,
     )
 
     def split(i: Indices, c: Indices, *parts: Any) -> Any:
@@ -106,9 +109,9 @@ def line_bundles(
                 *before.arrived({hop: -1}, "ignore"),
                 *before.left({group: waited_for(0), hop: waited_for(1)}, "ignore", way.on),
             ],
-            reads=[*(TensorAccess(what.source, place) for place in sources), TensorAccess(transit, waiting)],
+            reads=[*sources, TensorAccess(transit, waiting)],
             writes=[
-                *(TensorAccess(what.target, place, on=way.on) for place in delivered),
+                *delivered,
                 TensorAccess(transit, goes_on, on=way.on),
             ],
             function=WithIndices(split),

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from simcore.collectives.blocks import Leg
-from simcore.collectives.exchange import block_region
 from simcore.collectives.legs import gather_leg
 from simcore.collectives.moving import Mover
 from simcore.collectives.tensor import RingTensor, check_chunks
@@ -48,13 +47,13 @@ def all_reduce(
     )
 
     def array(i: Indices, c: Indices) -> tuple[slice, ...]:
-        return block_region(tensor, 0, 0, elements)
+        return tensor.block(0, 0, elements)
 
     def of_chip(number: int | None) -> Any:
         """The array of a chip, or the chip's own, among all."""
 
         def region(i: Indices, c: Indices) -> tuple[slice, ...]:
-            return block_region(whole, c[axis] if number is None else number, 0, elements)
+            return whole.block(c[axis] if number is None else number, 0, elements)
 
         return region
 
@@ -66,7 +65,7 @@ def all_reduce(
         elements=elements,
         operands=1,
         after=[begin],
-        reads=[TensorAccess(tensor.name, array)],
+        reads=[tensor.access(array)],
         writes=[TensorAccess(whole.name, of_chip(None))],
         function=lambda own: own,
     )
@@ -80,7 +79,7 @@ def all_reduce(
         operands=n,
         after=[gathered],
         reads=[TensorAccess(whole.name, of_chip(chip)) for chip in range(n)],
-        writes=[TensorAccess(tensor.name, array)],
+        writes=[tensor.access(array)],
         function=lambda *parts: sum(parts[1:], start=parts[0]),
     )
     return cls.task(f"{name}.end", after=[Ref(begin.name), *summed.refs()], kind="sync")

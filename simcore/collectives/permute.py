@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simcore.collectives.exchange import check_out
+from simcore.collectives.exchange import output_of
 from simcore.collectives.legs import links
 from simcore.collectives.moving import Mover
 from simcore.collectives.tensor import RingTensor, check_chunks
@@ -29,7 +29,7 @@ def collective_permute(
     name: str,
     axis: str,
     tensor: RingTensor,
-    out: str,
+    out: str | RingTensor,
     *,
     shift: int = 1,
     direction: Direction = "one_way",
@@ -44,22 +44,22 @@ def collective_permute(
     """
     tensor.require_even("CollectivePermute")
     check_chunks(chunks)
-    check_out(cls, tensor, out)
+    target = output_of(cls, tensor, out)
     begin = cls.task(f"{name}.begin", after=after, kind="sync")
     mover, n, size = Mover(cls, tensor), axis_size(cls, axis), tensor.shard_elements
     wraps = axis_wraps(cls, axis)
     ends: list[Ref] = []
     for way, first, last in _routes(axis, n, wraps, shift, direction, size):
-        ends += _relay(mover, name, way, out, first, last, chunks, begin)
+        ends += _relay(mover, name, way, target, first, last, chunks, begin)
     if shift == 0 or (wraps and shift % n == 0):
-        ends += _local(mover, f"{name}.keep", out, lambda array: array, begin)
+        ends += _local(mover, f"{name}.keep", target, lambda array: array, begin)
     elif not wraps:
 
         def nothing_comes(i: Indices, c: Indices) -> Any:
             source = np.asarray(c[axis]) - shift
             return (source < 0) | (source >= n)
 
-        ends += _local(mover, f"{name}.zeros", out, np.zeros_like, begin, nothing_comes)
+        ends += _local(mover, f"{name}.zeros", target, np.zeros_like, begin, nothing_comes)
     return cls.task(f"{name}.end", after=[begin, *ends], kind="sync")
 
 
@@ -80,7 +80,9 @@ def _routes(axis: str, n: int, wraps: bool, shift: int, direction: Direction, si
     return [(ahead if ahead.steps <= back.steps else back, 0, size)]
 
 
-def _relay(mover: Mover, name: str, way: Way, out: str, first: int, last: int, chunks: int, begin: Task) -> list[Ref]:
+def _relay(
+    mover: Mover, name: str, way: Way, out: RingTensor, first: int, last: int, chunks: int, begin: Task
+) -> list[Ref]:
     """One part of the array over ``way.steps`` hops. Returns all that this chip receives and sends."""
     cls, tensor = mover.cls, mover.tensor
     hop, chunk, hops, size = f"{name}.hop{way.suffix}", f"{name}.chunk{way.suffix}", way.steps, last - first
@@ -133,8 +135,8 @@ def _relay(mover: Mover, name: str, way: Way, out: str, first: int, last: int, c
                 # The neighbour has sent on what lay in the slot that this piece goes to.
                 *before.left({hop: -1}, "ignore", way.on),
             ],
-            reads=[TensorAccess(tensor.name, source), TensorAccess(transit, waiting)],
-            writes=[TensorAccess(out, delivered, on=way.on), TensorAccess(transit, goes_on, on=way.on)],
+            reads=[tensor.access(source), TensorAccess(transit, waiting)],
+            writes=[out.access(delivered, on=way.on), TensorAccess(transit, goes_on, on=way.on)],
             function=WithIndices(split),
             when=None if way.wraps else exists,
         )
@@ -143,7 +145,7 @@ def _relay(mover: Mover, name: str, way: Way, out: str, first: int, last: int, c
     return [*sent.arrived(at, outside), *sent.left(at, outside)]
 
 
-def _local(mover: Mover, name: str, out: str, function: Any, begin: Task, when: Any = None) -> list[Ref]:
+def _local(mover: Mover, name: str, out: RingTensor, function: Any, begin: Task, when: Any = None) -> list[Ref]:
     """What a chip does to its own output, on the VPU; the ideal model leaves it out."""
     tensor = mover.tensor
 
@@ -155,8 +157,8 @@ def _local(mover: Mover, name: str, out: str, function: Any, begin: Task, when: 
         elements=tensor.shard_elements,
         operands=1,
         after=[begin],
-        reads=[TensorAccess(tensor.name, whole)],
-        writes=[TensorAccess(out, whole)],
+        reads=[tensor.access(whole)],
+        writes=[out.access(whole)],
         function=function,
         when=when,
     )

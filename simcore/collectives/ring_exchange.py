@@ -14,7 +14,7 @@ from simcore.collectives.legs import Wires, links
 from simcore.collectives.moving import Mover
 from simcore.collectives.ways import Way
 from simcore.graph import ALL, Ref, TensorAccess
-from simcore.graph.access import RegionFunction, WithIndices
+from simcore.graph.access import Access, RegionFunction, WithIndices
 from simcore.graph.reference import Indices
 
 
@@ -44,9 +44,10 @@ class _Messages:
         first, last = self.furthest_edges if hops == self.way.steps else self.edges
         return int(first[i[self.chunk]]), int(last[i[self.chunk]])
 
-    def from_source(self, hops: int) -> list[RegionFunction]:
+    def from_source(self, hops: int) -> list[Access]:
         """In the first step: the bundle for the chip ``hops`` further."""
         return self.what.places(
+            self.what.source,
             lambda i, c: self.way.beyond(c[self.way.axis], hops),
             lambda i, c: self.span(hops, i) if i[self.step] == 0 else (0, 0),
         )
@@ -62,13 +63,13 @@ class _Messages:
 
         return region
 
-    def delivered(self) -> list[RegionFunction]:
+    def delivered(self) -> list[Access]:
         """Where the receiver puts the bundle that has come to its end: its origin's place."""
 
         def origin(i: Indices, c: Indices) -> Any:
             return self.way.beyond(self.way.beyond(c[self.way.axis], 1), -int(i[self.step]) - 1)
 
-        return self.what.places(origin, lambda i, c: self.span(int(i[self.step]) + 1, i))
+        return self.what.places(self.what.target, origin, lambda i, c: self.span(int(i[self.step]) + 1, i), self.way.on)
 
     def split(self, i: Indices, _: Indices, *parts: Any) -> Any:
         """A message as the pieces of the bundle that has come to its end, and what goes on."""
@@ -119,11 +120,11 @@ def ring_messages(
                     *before.left({step: -1}, "ignore", way.on),
                 ],
                 reads=[
-                    *(TensorAccess(what.source, place) for place in sources),
+                    *sources,
                     TensorAccess(transit, m.in_transit(0)),
                 ],
                 writes=[
-                    *(TensorAccess(what.target, place, on=way.on) for place in m.delivered()),
+                    *m.delivered(),
                     TensorAccess(transit, m.in_transit(1), on=way.on),
                 ],
                 function=WithIndices(m.split),

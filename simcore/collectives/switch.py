@@ -116,7 +116,7 @@ def all_to_all(
     name: str,
     axis: str,
     tensor: RingTensor,
-    out: str,
+    out: str | RingTensor,
     *,
     network: str = "nvlink",
     after: Sequence[Reference] = (),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from simcore.errors import GraphError
+from simcore.graph.access import Region, RegionFunction, TensorAccess
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +14,10 @@ class RingTensor:
     """The array that a collective works on: ``name`` on every chip, of n shards of ``shard_bytes`` each.
 
     The shards lie along its last dimension. ``element_bytes`` are those of one index of that dimension, along which
-    shards are halved or cut into chunks; ``lead`` are the sizes of the dimensions before it. ``memory`` is where the
+    shards are halved or cut into chunks; ``lead`` are the sizes of the dimensions before it. Where the array is
+    declared in another shape, ``view`` is the one that is meant: shards along the first dimension of a matrix
+    lie along the only one of its elements in a row. The blocks of an AllToAll may lie along a dimension of ``lead``
+    instead, ``block_dimension``; ``lead`` then has the size of a block there. ``memory`` is where the
     array lies ("vmem" or "hbm"), and where what arrives to be added to it is kept: in HBM, each send also reads and
     each receive also writes HBM. ``shards`` are the shards' elements where they are not all the same, and
     ``shard_bytes`` is then the largest one's; `RingTensor.uneven` makes such an array.
@@ -27,6 +31,8 @@ class RingTensor:
     lead: tuple[int, ...] = ()
     memory: str = "vmem"
     shards: tuple[int, ...] = ()
+    view: tuple[int, ...] = ()
+    block_dimension: int | None = None
 
     def __post_init__(self) -> None:
         if self.element_bytes < 1 or self.shard_bytes < 0:
@@ -64,6 +70,20 @@ class RingTensor:
     def shard_elements(self) -> int:
         """Elements of a shard; of the largest where they differ."""
         return self.shard_bytes // self.element_bytes
+
+    def access(self, region: RegionFunction | None, on: Mapping[str, int] | None = None) -> TensorAccess:
+        """A region of the array on this chip, or on the one ``on`` away."""
+        return TensorAccess(self.name, region, on or {}, self.view)
+
+    def block(self, number: int, first: int, last: int) -> Region:
+        """Elements ``first`` to ``last`` of a block or shard, of shards all of one size."""
+        outer = [slice(0, size) for size in self.lead]
+        if self.block_dimension is not None:
+            size = self.lead[self.block_dimension]
+            outer[self.block_dimension] = slice(int(number) * size, (int(number) + 1) * size)
+            return (*outer, slice(int(first), int(last)))
+        base = int(number) * self.shard_elements
+        return (*outer, slice(base + int(first), base + int(last)))
 
     def sizes(self, n: int) -> tuple[int, ...]:
         """Elements of each of ``n`` shards. Raises `GraphError` if the array was made with another number of them."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from simcore.collectives.exchange import block_region
 from simcore.collectives.moving import Mover, Wire, pairwise_sum
 from simcore.collectives.tensor import RingTensor
 from simcore.collectives.ways import ring_size
@@ -52,8 +51,8 @@ def broadcast(
             to,
             bytes=elements * tensor.element_bytes,
             after=[begin, Ref(begin.name, on=to), *has],
-            reads=[TensorAccess(tensor.name, whole)],
-            writes=[TensorAccess(tensor.name, whole, on=to)],
+            reads=[tensor.access(whole)],
+            writes=[tensor.access(whole, on=to)],
             function=lambda array: array,
             when=sends,
         )
@@ -106,7 +105,7 @@ def reduce(
             to,
             bytes=elements * tensor.element_bytes,
             after=[begin, Ref(begin.name, on=to), *before],
-            reads=[TensorAccess(tensor.name, whole)],
+            reads=[tensor.access(whole)],
             writes=[TensorAccess(inbox, whole, on=to)],
             function=lambda array: array,
             when=sends,
@@ -115,8 +114,8 @@ def reduce(
             f"{name}.add{round_}",
             elements=elements,
             after=[begin, *sent.arrived()],
-            reads=[TensorAccess(tensor.name, whole), TensorAccess(inbox, whole)],
-            writes=[TensorAccess(tensor.name, whole)],
+            reads=[tensor.access(whole), TensorAccess(inbox, whole)],
+            writes=[tensor.access(whole)],
             function=pairwise_sum,
             when=adds,
         )
@@ -156,6 +155,6 @@ def _begin(
     cls.unit(wire.out, kind=wire.kind)
 
     def whole(i: Indices, c: Indices) -> tuple[slice, ...]:
-        return block_region(tensor, 0, 0, elements)
+        return tensor.block(0, 0, elements)
 
     return n, cls.task(f"{name}.begin", after=after, kind="sync"), Mover(cls, tensor), whole

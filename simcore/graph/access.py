@@ -20,12 +20,14 @@ class TensorAccess:
     """A region of the local array of ``tensor`` on this entity, or on the one ``on`` chips away.
 
     ``region`` maps (iterations, coordinates) of the accessing task, plain integers, to slices with explicit starts and
-    stops, one a dimension; None is the whole array.
+    stops, one a dimension; None is the whole array. With ``view`` the region is of the array in that shape instead of
+    its own.
     """
 
     tensor: str
     region: RegionFunction | None = None
     on: Mapping[str, int] = field(default_factory=dict)
+    view: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ its named readers, or be complete before one of them is.
 
 The check misses no race in the graph it is given. It may ask for a dependency too many where only a pool of several
 buffers orders two accesses to a tensor. It is quadratic in the accesses to one tensor: run it on small instances of a
-lowering, which have the same structure as large ones.
+lowering, which have the same structure as large ones. So it may where two accesses see one array in different shapes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _check_group(flat: FlatGraph, touched: list[tuple[int, bool, Place]], before
                 continue
             if before_start[j] >> i & 1 or before_start[i] >> j & 1:
                 continue
-            if overlap(i_place.region, j_place.region):
+            if overlap(i_place, j_place):
                 verb = "write" if j_writes else "read"
                 raise RaceError(
                     f"race on {where}: the write by {flat.label(i)} and the {verb} by {flat.label(j)} are not ordered"

@@ -15,7 +15,8 @@ from simcore.graph.graph import Task
 class Place:
     """Storage of one access: a tensor's region on an entity (``take`` is -1), or the buffer of a take.
 
-    ``scope`` is the iteration, among all those of the loops that a tensor is declared in, whose array is meant.
+    ``scope`` is the iteration, among all those of the loops that a tensor is declared in, whose array is meant;
+    ``view`` the shape in which ``region`` sees it, where that is not its own.
     """
 
     entity: int
@@ -23,6 +24,7 @@ class Place:
     take: int
     region: Region | None
     scope: int = 0
+    view: tuple[int, ...] = ()
 
 
 class AccessTable:
@@ -59,7 +61,8 @@ class AccessTable:
                 raise GraphError(f"{flat.label(instance)} accesses {access.tensor!r} of a chip outside the mesh")
             if access.tensor not in flat.entities[entity][0].tensors:
                 raise GraphError(f"{flat.label(instance)} accesses the undeclared tensor {access.tensor!r}")
-            return Place(entity, access.tensor, -1, region, self._scope(instance, entity, access.tensor))
+            scope = self._scope(instance, entity, access.tensor)
+            return Place(entity, access.tensor, -1, region, scope, access.view)
         taker = instance
         if access.taker is not None:
             key = (task.cls, task.name, number, write)
@@ -93,8 +96,8 @@ class AccessTable:
         raise GraphError(f"{self.flat.label(taker)} takes no buffer of pool {access.pool!r}")
 
 
-def overlap(a: Region | None, b: Region | None) -> bool:
-    """Whether two regions of one array have an element in common; None is the whole array."""
-    if a is None or b is None:
+def overlap(a: Place, b: Place) -> bool:
+    """Whether two places in one array may have an element in common; seen in different shapes they always may."""
+    if a.region is None or b.region is None or a.view != b.view:
         return True
-    return all(max(x.start, y.start) < min(x.stop, y.stop) for x, y in zip(a, b, strict=True))
+    return all(max(x.start, y.start) < min(x.stop, y.stop) for x, y in zip(a.region, b.region, strict=True))

@@ -61,7 +61,7 @@ class _Execution:
                 for scope in range(math.prod(cls.loops[name].count for name in tensor.scope)):
                     array = inputs.get((entity, tensor.name))
                     self.storage[entity, tensor.name, scope] = (
-                        np.full(tensor.shape, np.nan) if array is None else np.array(array)
+                        np.full(tensor.shape, np.nan) if array is None else np.array(array, order="C")
                     )
         for key in inputs:
             if (*key, 0) not in self.storage:
@@ -200,6 +200,7 @@ class _Execution:
     def _load(self, place: Place) -> Array:
         if place.take < 0:
             array = self.storage[place.entity, place.tensor, place.scope]
+            array = array.reshape(place.view) if place.view else array
         elif place.take not in self.slot_of:
             return np.array(np.nan)
         else:
@@ -212,7 +213,8 @@ class _Execution:
             array = self.storage[key]
             if not np.issubdtype(array.dtype, np.floating):
                 array = self.storage[key] = array.astype(float)
-            array[place.region if place.region is not None else ...] = value
+            seen = array.reshape(place.view) if place.view else array  # shares its memory with the array
+            seen[place.region if place.region is not None else ...] = value
             return
         if place.region is None:
             slot = int(self.flat.take_pool[place.take]), self.slot_of[place.take]
