@@ -30,13 +30,14 @@ class Parameters:
     context: int = param(8192, help="cached positions of each request", minimum=0, maximum=10_000_000)
     ring: int = param(1, help="chips that the model is split over", minimum=1, maximum=4096)
     buffers: int = param(2, help="buffers of each kind of tile", minimum=1, maximum=64)
+    collectives: Literal["auto", "ring"] = param("auto", help="auto: the fastest; ring: never a whole array in one shot")
     direction: Literal["one_way", "both"] = param("both", help="directions of the ring's links that are used")
 
 
 def build(p: Parameters, chip: Chip) -> Simulation:
     config = load_model(p.model)
     ops = decode_step(config, batch=p.batch, context=p.context, ring=p.ring)
-    graph = lower(ops, chip, LoweringOptions(buffers=p.buffers, ring_direction=p.direction))
+    graph = lower(ops, chip, LoweringOptions(buffers=p.buffers, ring_direction=p.direction, algorithm=p.collectives))
     held = account(config, batch=p.batch, cached=p.context, new=1)
     # On a ring some parts may be copied to every chip, and are read and computed there.
     done = account(config, batch=p.batch, cached=p.context, new=1, ring=p.ring)

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from simcore.chips import load_chip
-from simcore.lowering import lower
+from simcore.lowering import LoweringOptions, lower
 from simcore.running import run
 from workloads.accounting import account, decode_flops
 from workloads.config import ModelConfig
@@ -21,7 +21,8 @@ TERA = load_chip("v5e").replace(hbm_bandwidth="1 TB/s", **{"peak_flops_per_s.bf1
 def simulate(ring=1, ideal=True, chip=TERA, **sizes):
 
     sizes = {"batch": 4, "context": 8192, **sizes}
-    return run(lower(decode_step(EXAMPLE, ring=ring, **sizes), chip), chip=chip, ideal=ideal)
+    graph = lower(decode_step(EXAMPLE, ring=ring, **sizes), chip, LoweringOptions(algorithm="ring"))
+    return run(graph, chip=chip, ideal=ideal)
 
 
 def test_the_account_is_that_of_the_worked_case():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from simcore.chips import Chip
-from simcore.collectives import RingTensor, all_reduce
 from simcore.dtypes import bytes_of
 from simcore.graph import Fixed, TaskGraph
 from simcore.lowering.append import lower_append
 from simcore.lowering.attention import lower_attention
+from simcore.lowering.collective import lower_collective
 from simcore.lowering.einsum import lower_batched_einsum, lower_einsum, lower_grouped_einsum
 from simcore.lowering.naive_attention import lower_naive_attention
 from simcore.lowering.program import LAUNCH, LoweringOptions, Program, choose_resident, placed_operations
@@ -29,9 +29,13 @@ from simcore.opgraph.operations import (
     Lookup,
     Operation,
     TakeLast,
+    written,
 )
 from simcore.opgraph.tensor import ShardedTensor
 from simcore.quantities import format_bytes, parse_ps
+
+MADE = ("activation", "gathered")
+"""Parts of tensors that are made on the way."""
 
 
 def lower(ops: OpGraph, chip: Chip, options: LoweringOptions | None = None) -> TaskGraph:
@@ -40,10 +44,13 @@ def lower(ops: OpGraph, chip: Chip, options: LoweringOptions | None = None) -> T
     Raises `GraphError` where tiles do not fit the chip's VMEM, `LayoutError` where shards do not divide.
     """
     tasks = TaskGraph(ops.name, notes=list(ops.notes))
-    cls = tasks.entity_class("chip", mesh=dict(ops.mesh.axes))
+    options = options or LoweringOptions()
+    ops.mesh.check(options.lines)
+    wraps = {axis: axis not in options.lines for axis in ops.mesh.names}
+    cls = tasks.entity_class("chip", mesh=dict(ops.mesh.axes), wraps=wraps)
     order = placed_operations(ops)
     resident = choose_resident(ops, chip)
-    program = Program(ops, chip, options or LoweringOptions(), tasks, cls, order, resident)
+    program = Program(ops, chip, options, tasks, cls, order, resident)
     _declare_tensors(program)
     _note_streamed(program)
     if chip.launch_cost_s:
@@ -60,6 +67,7 @@ def lower(ops: OpGraph, chip: Chip, options: LoweringOptions | None = None) -> T
             program.position = position
             _lower_one(program, node)
             position += 1
+    tasks.notes += program.collectives
     return tasks
 
 
@@ -91,53 +99,22 @@ def _lower_one(program: Program, operation: Operation) -> None:
             case Append():
                 lower_append(program, operation)
             case Collective():
-                _lower_collective(program, operation)
-
-
-def _lower_collective(program: Program, operation: Collective) -> None:
-    """A ring over the axis, in place; an axis of one device needs none."""
-    tensor, axis, cls = operation.tensor, operation.axis, program.cls
-    n = program.ops.mesh.axis_size((axis,))
-    after = [*program.after(tensor), *program.after_readers(tensor)]
-    if n > 1:
-        rows, _ = program.rows_columns(tensor)
-        column_bytes = bytes_of(rows, tensor.dtype)
-        shard = RingTensor(
-            tensor.name,
-            _padded_columns(program, tensor) // n * column_bytes,
-            column_bytes,
-            (rows,),
-            memory="vmem" if program.is_resident(tensor) else "hbm",
-        )
-        after = [all_reduce(cls, operation.name, axis, shard, direction=program.options.ring_direction, after=after)]
-    cls.task(f"{operation.name}.end", after=after, kind="sync")
-
-
-def _padded_columns(program: Program, tensor: ShardedTensor) -> int:
-    """Features of a tensor, rounded up so that every ring that works on it has equal shards."""
-    _, columns = program.rows_columns(tensor)
-    ways = [
-        program.ops.mesh.axis_size((placed.operation.axis,))
-        for placed in program.order
-        if isinstance(placed.operation, Collective) and placed.operation.tensor.name == tensor.name
-    ]
-    for n in ways:
-        columns = -(-columns // n) * n
-    return columns
+                lower_collective(program, operation)
 
 
 def _declare_tensors(program: Program) -> None:
     ops, cls = program.ops, program.cls
     matrices = _weight_rows(program)
-    repeats = {node.name: node.count for node in ops.body if isinstance(node, Repeat)}
+    repeats = program.repeats
     written_in: dict[str, set[str]] = {}
     for placed in program.order:
-        written_in.setdefault(placed.operation.out.name, set()).add(placed.repeat.name if placed.repeat else "")
+        for tensor in written(placed.operation):
+            written_in.setdefault(tensor.name, set()).add(placed.repeat.name if placed.repeat else "")
     for tensor in ops.tensors.values():
         if tensor.role == "weight":
             shape, size = _weight_shape(program, tensor, matrices.get(tensor.name))
         else:
-            rows, columns = program.rows_columns(tensor)[0], _padded_columns(program, tensor)
+            rows, columns = program.rows_columns(tensor)
             shape, size = (rows, columns), bytes_of(rows * columns, tensor.dtype)
         if tensor.role == "cache":
             local = tensor.layout.local_shape(ops.sizes, ops.mesh)
@@ -147,13 +124,13 @@ def _declare_tensors(program: Program) -> None:
         if tensor.repeat:
             shape, size = (repeats[tensor.repeat], *shape), repeats[tensor.repeat] * size
         inside = written_in.get(tensor.name, set())
-        made_anew = tensor.role == "activation" and len(inside) == 1 and "" not in inside
+        made_anew = tensor.role in MADE and len(inside) == 1 and "" not in inside
         cls.tensor(
             tensor.name,
             bytes=size,
             memory="vmem" if program.is_resident(tensor) else "hbm",
             shape=shape,
-            persistent=tensor.role != "activation",
+            persistent=tensor.role not in MADE,
             scope=tuple(inside) if made_anew else (),
         )
 

@@ -7,6 +7,7 @@ operations of a kind share, so that the next operation's first tiles are loaded 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -19,7 +20,7 @@ from simcore.graph.graph import Reference
 from simcore.graph.reference import Indices
 from simcore.lowering.tiling import Tiling
 from simcore.opgraph.graph import OpGraph, Repeat
-from simcore.opgraph.operations import Operation
+from simcore.opgraph.operations import Operation, written
 from simcore.opgraph.tensor import ShardedTensor
 
 LAUNCH = "launch"
@@ -41,16 +42,32 @@ class LoweringOptions:
     ----------
     buffers : tiles of each pool: 2 is double buffering.
     ring_direction : "one_way" or "both" directions of a ring's links.
+    algorithm : "auto", the fastest by its closed form; or "ring", which leaves out sending whole arrays in one shot.
+    lines : mesh axes that do not wrap around.
+    networks : mesh axis -> "ici" (where it is not given), "nvlink", "network" or "dcn".
     """
 
     buffers: int = 2
     ring_direction: Literal["one_way", "both"] = "both"
+    algorithm: Literal["auto", "ring"] = "auto"
+    lines: frozenset[str] = frozenset()
+    networks: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.buffers < 1:
             raise GraphError(f"buffers is {self.buffers}; it must be 1 or more")
         if self.ring_direction not in ("one_way", "both"):
             raise GraphError(f"ring_direction {self.ring_direction!r}; one_way or both is meant")
+
+        if self.algorithm not in ("auto", "ring"):
+            raise GraphError(f"algorithm {self.algorithm!r}; auto or ring is meant")
+
+    def network(self, axes: Sequence[str]) -> str:
+        """The network of all of ``axes``. Raises `GraphError` where they differ."""
+        found = {self.networks.get(axis, "ici") for axis in axes}
+        if len(found) > 1:
+            raise GraphError(f"axes {', '.join(axes)} are on different networks ({', '.join(sorted(found))})")
+        return found.pop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +92,17 @@ class Program:
     position: int = 0
     tilings: dict[object, Tiling] = field(default_factory=dict)
     """(shape, operands in VMEM) -> the tiling chosen for it"""
+    collectives: list[str] = field(default_factory=list)
+    """how collectives are done, each different one once"""
+
+    @property
+    def repeats(self) -> dict[str, int]:
+        """Repeat -> iterations."""
+        return {node.name: node.count for node in self.ops.body if isinstance(node, Repeat)}
+
+    def note_collective(self, text: str) -> None:
+        if text not in self.collectives:
+            self.collectives.append(text)
 
     # -- sizes and places -------------------------------------------------------------------------------------
 
@@ -130,7 +158,7 @@ class Program:
     def _touches(self, at: int, name: str, writers: bool) -> bool:
         operation = self.order[at].operation
         if writers:
-            return operation.out.name == name
+            return any(tensor.name == name for tensor in written(operation))
         return any(tensor.name == name for tensor in operation.reads)
 
     def _last(self, name: str, writers: bool) -> list[int]:

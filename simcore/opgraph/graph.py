@@ -19,6 +19,9 @@ from dataclasses import dataclass, field, replace
 
 from simcore.errors import GraphError, LayoutError
 from simcore.layout import Dim, Mesh, TensorLayout, parse_tensor, rules
+from simcore.layout.mesh import axis_names
+from simcore.layout.rules import Axes
+from simcore.layout.steps import CollectiveKind
 from simcore.opgraph.groups import Groups
 from simcore.opgraph.operations import (
     Append,
@@ -39,6 +42,15 @@ from simcore.opgraph.operations import (
     View,
 )
 from simcore.opgraph.tensor import Role, ShardedTensor
+
+MOVED: dict[CollectiveKind, str] = {
+    "AllGather": "gathered",
+    "ReduceScatter": "scattered",
+    "AllReduce": "all_reduce",
+    "AllToAll": "exchanged",
+    "Slice": "sliced",
+}
+"""What the result of a collective is called, after its source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,13 +359,72 @@ class OpGraph:
         self._append(Attention(name, q, k, v, k_cache, v_cache, out, lengths, causal, scale, seen, kernel))
         return out
 
-    def all_reduce(self, tensor: ShardedTensor, axis: str) -> ShardedTensor:
-        """Sum the partial sums of ``tensor`` over ``axis``, in place."""
-        rules.all_reduce(tensor.layout, axis)
-        self._append(Collective(f"{tensor.name}_all_reduce", "all_reduce", tensor, axis))
-        done = tensor.completed(axis)
+    def all_reduce(self, tensor: ShardedTensor, axes: Axes) -> ShardedTensor:
+        """Sum the partial sums of ``tensor`` over ``axes``, in place."""
+        done = replace(tensor, layout=rules.all_reduce(tensor.layout, axes))
+        self._collective("AllReduce", tensor, done, axes)
         self.tensors[tensor.name] = done
         return done
+
+    def all_gather(self, tensor: ShardedTensor, axes: Axes, *, rows: int | None = None) -> ShardedTensor:
+        """``tensor`` with all of the dimension that ``axes``, the last of its subscript, split.
+
+        A weight is gathered into a buffer in HBM, for a matmul to stream it from there as a matrix of ``rows``.
+        """
+        dim = tensor.layout.dim_of(axis_names(axes)[0])
+        layout = rules.all_gather(tensor.layout, axes, dim.name if dim is not None else None)
+        assert dim is not None
+        return self._moved("AllGather", tensor, layout, axes, dim.name, rows=rows)
+
+    def reduce_scatter(self, tensor: ShardedTensor, axes: Axes, dim: str) -> ShardedTensor:
+        """The sum of the partial sums over ``axes``, of which each device keeps its part along ``dim``."""
+        layout = rules.reduce_scatter(tensor.layout, axes, dim)
+        return self._moved("ReduceScatter", tensor, layout, axes, dim)
+
+    def all_to_all(self, tensor: ShardedTensor, axes: Axes, from_dim: str, to_dim: str) -> ShardedTensor:
+        """``tensor`` with ``axes`` splitting ``to_dim`` instead of ``from_dim``."""
+        layout = rules.all_to_all(tensor.layout, axes, from_dim, to_dim)
+        return self._moved("AllToAll", tensor, layout, axes, from_dim, to_dim)
+
+    def keep_shard(self, tensor: ShardedTensor, axes: Axes, dim: str) -> ShardedTensor:
+        """Each device's part along ``dim`` of a tensor that all along ``axes`` have: nothing moves."""
+        return self._moved("Slice", tensor, rules.shard(tensor.layout, axes, dim), axes, dim)
+
+    def _moved(
+        self,
+        kind: CollectiveKind,
+        tensor: ShardedTensor,
+        layout: TensorLayout,
+        axes: Axes,
+        dim: str,
+        to_dim: str = "",
+        rows: int | None = None,
+    ) -> ShardedTensor:
+        name, number = f"{tensor.name}_{MOVED[kind]}", 1
+        while name in self.tensors:
+            number += 1
+            name = f"{tensor.name}_{MOVED[kind]}{number}"
+        role: Role = "gathered" if tensor.role in ("weight", "gathered") else "activation"
+        out = replace(tensor, layout=replace(layout, name=name), role=role, repeat="")
+        out = self._keep(out if rows is None else replace(out, rows=rows))
+        self._collective(kind, tensor, out, axes, dim, to_dim)
+        return out
+
+    def _collective(
+        self,
+        kind: CollectiveKind,
+        source: ShardedTensor,
+        out: ShardedTensor,
+        axes: Axes,
+        dim: str = "",
+        to_dim: str = "",
+    ) -> None:
+        name = out.name if out.name != source.name else f"{out.name}_{MOVED[kind]}"
+        number = 1
+        while name in self._names:
+            number += 1
+            name = f"{out.name}_{MOVED[kind]}{number}"
+        self._append(Collective(name, kind, source, out, axis_names(axes), dim, to_dim))
 
     # -- reading ----------------------------------------------------------------------------------------------
 

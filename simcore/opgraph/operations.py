@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from simcore.layout.rules import Contraction
+from simcore.layout.steps import CollectiveKind
 from simcore.opgraph.groups import Groups
 from simcore.opgraph.tensor import ShardedTensor
 
@@ -235,20 +236,23 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective over one mesh axis, in place: so far "all_reduce"."""
+    """``source`` laid out as ``out``: what the devices along ``axes`` exchange, or for a Slice each keeps of its own.
+
+    ``dim`` is the dimension gathered, scattered or sliced, or the one that an AllToAll takes ``axes`` from to put them
+    on ``to_dim``. An AllReduce is done in place; a ReduceScatter leaves nothing of use in ``source``.
+    """
 
     name: str
-    kind: Literal["all_reduce"]
-    tensor: ShardedTensor
-    axis: str
+    kind: CollectiveKind
+    source: ShardedTensor
+    out: ShardedTensor
+    axes: tuple[str, ...]
+    dim: str = ""
+    to_dim: str = ""
 
     @property
     def reads(self) -> tuple[ShardedTensor, ...]:
-        return (self.tensor,)
-
-    @property
-    def out(self) -> ShardedTensor:
-        return self.tensor
+        return (self.source,)
 
 
 Operation: TypeAlias = (
@@ -264,3 +268,10 @@ Operation: TypeAlias = (
     | Attention
     | Collective
 )
+
+
+def written(operation: Operation) -> tuple[ShardedTensor, ...]:
+    """The tensors that an operation writes to: its result, and what it works on in place."""
+    if isinstance(operation, Collective) and operation.kind == "ReduceScatter":
+        return operation.out, operation.source
+    return (operation.out,)

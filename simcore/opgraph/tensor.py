@@ -7,7 +7,7 @@ from typing import Literal
 
 from simcore.layout import TensorLayout
 
-Role = Literal["weight", "cache", "input", "activation"]
+Role = Literal["weight", "cache", "input", "activation", "gathered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,8 @@ class ShardedTensor:
     Parameters
     ----------
     layout : its name, dimensions, what splits them, and the axes of partial sums.
-    role : weights and caches live in HBM for the whole run; inputs are given; activations are made on the way.
+    role : weights and caches live in HBM for the whole run; inputs are given; activations
+        are made on the way, and gathered weights too, in HBM.
     repeat : the repeat of which every iteration has one of its own (a layer's weights), "" for none.
     rows : leading dimensions that count rows (tokens); the others are a row's features.
     held : of a cache, the positions that it holds for each request in the end, where that is not all of its length.
