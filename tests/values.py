@@ -68,7 +68,8 @@ def cut(array, tensor, ops, chip, shape):
         at = axis + len(lead)
         if dim == "K" and array.shape[at] != ops.sizes["K"]:
             array = np.repeat(array, ops.sizes["K"] // array.shape[at], axis=at)
-    return array[(*lead, *tensor.layout.shard_slices((chip,), ops.sizes, ops.mesh))].reshape(shape).copy()
+    at = list(ops.mesh.coordinates())[chip]
+    return array[(*lead, *tensor.layout.shard_slices(at, ops.sizes, ops.mesh))].reshape(shape).copy()
 
 
 def check_step(
@@ -79,6 +80,7 @@ def check_step(
     context,
     cached=0,
     ring=1,
+    plan=None,
     batch=2,
     seeds=2,
     races=True,
@@ -96,7 +98,8 @@ def check_step(
     new = 1 if mode == "decode" else context
 
     def step(**more):
-        return model_step(config, mode, batch=batch, context=context, cached=cached, ring=ring, **options, **more)
+        asked = {"context": context, "cached": cached, "ring": ring, "plan": plan}
+        return model_step(config, mode, batch=batch, **asked, **options, **more)
 
     ops = step()
     model.declare(ops)
@@ -118,10 +121,11 @@ def check_step(
         check_races(flat)
     shapes = {name: tensor.shape for name, tensor in graph.classes["chip"].tensors.items()}
     given = {}
-    positions = np.concatenate([n + np.arange(new) for n in lengths])
-    for at in range(ring):
-        given[at, "tokens"] = tokens.reshape(-1, 1).astype(float)
-        given[at, "positions"] = positions.reshape(-1, 1).astype(float)
+    positions = np.array([n + np.arange(new) for n in lengths])
+    chips = range(ops.mesh.size)
+    for at in chips:
+        for name, rows in (("tokens", tokens), ("positions", positions)):
+            given[at, name] = cut(rows.astype(float), ops.tensors[name], ops, at, shapes[name])
         for tensor in ops.tensors.values():
             if tensor.role == "weight":
                 given[at, tensor.name] = cut(model.arrays[tensor.name], tensor, ops, at, shapes[tensor.name])
@@ -131,12 +135,14 @@ def check_step(
                 )
     for seed in range(seeds):
         storage = execute(flat, given, seed=seed)
-        logits = np.concatenate([storage[at, "logits"] for at in range(ring)], axis=-1)
-        np.testing.assert_allclose(logits, expected, rtol=1e-7, atol=1e-9)
+        for at in chips:
+            last = expected[:, None] if "T'" in ops.tensors["logits"].dim_names else expected.reshape(batch, new, -1)
+            mine = cut(last, ops.tensors["logits"], ops, at, shapes["logits"])
+            np.testing.assert_allclose(storage[at, "logits"], mine, rtol=1e-7, atol=1e-9)
         for tensor in ops.tensors.values():
             if tensor.role == "cache":
                 filled = _cache(model, config, tensor, ops, after, [n + new for n in lengths], before, lengths)
-                for at in range(ring):
+                for at in chips:
                     mine = cut(filled, tensor, ops, at, shapes[tensor.name])
                     np.testing.assert_allclose(storage[at, tensor.name], mine, rtol=1e-7, atol=1e-9)
     return ops

@@ -14,6 +14,7 @@ from workloads.config import ModelConfig
 from workloads.experts import expert_groups
 from workloads.layers import LayerKind
 from workloads.parameters import LayerParameters, count_parameters, kv_elements_per_token_per_layer
+from workloads.plan import PlacedPlan, Plan
 from workloads.step import Step, lengths
 
 
@@ -78,7 +79,8 @@ def account(
     ``options`` are those of `workloads.transformer.model_step`. Source: How To Scale Your Model, "All About Transformer
     Inference" (weights once, K and V of all cached positions once).
     """
-    return account_step(config, Step(lengths(batch, cached), new, ring, **options))
+    placed = PlacedPlan.unplaced(Plan(tensor=ring))
+    return account_step(config, Step(lengths(batch, cached), new, placed, **options))
 
 
 def account_step(config: ModelConfig, step: Step) -> StepAccount:

@@ -11,8 +11,8 @@ from simcore.errors import ModelConfigError
 from simcore.opgraph.operations import Causal, Kernel
 from workloads.config import ModelConfig
 from workloads.experts import ExpertLoad, capacity
-
-AXIS = "X"
+from workloads.plan import PlacedPlan, Plan
+from workloads.rules import Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Step:
 
     Parameters
     ----------
-    ring : chips that heads, feed-forward columns and the vocabulary are split over.
+    placed : the plan, and which mesh axes carry it.
     causal : whether attention computes the "full" rectangle or may "skip" blocks that no query sees.
     weights_dtype : format of all matrices; "" as the model is stored.
     kv_dtype : format of the cache; "" that of the activations.
@@ -33,7 +33,7 @@ class Step:
 
     cached: tuple[int, ...]
     new: int
-    ring: int = 1
+    placed: PlacedPlan = field(default_factory=lambda: PlacedPlan.unplaced(Plan()))
     causal: Causal = "full"
     weights_dtype: str = ""
     kv_dtype: str = ""
@@ -48,8 +48,6 @@ class Step:
                 f"batch {len(self.cached)}, new positions {self.new}, cached {min(self.cached, default=0)}: batch and "
                 "new positions are 1 or more, cached ones 0 or more"
             )
-        if self.ring < 1:
-            raise ModelConfigError(f"a ring of {self.ring} chips: 1 or more is meant")
         if self.causal not in ("full", "skip"):
             raise ModelConfigError(f"causal {self.causal!r}: full or skip is meant")
         if self.kernel not in ("flash", "naive"):
@@ -59,6 +57,20 @@ class Step:
         for dtype in (self.weights_dtype, self.kv_dtype, self.activation_dtype):
             if dtype:
                 dtype_bits(dtype)
+
+    @property
+    def plan(self) -> Plan:
+        """Ways of each kind of parallelism."""
+        return self.placed.plan
+
+    @property
+    def ring(self) -> int:
+        """Chips that heads, feed-forward columns and the vocabulary are split over."""
+        return self.plan.tensor
+
+    def rules(self, config: ModelConfig) -> Rules:
+        """Layouts of the step's tensors."""
+        return Rules(self.placed, self.sizes(config))
 
     @property
     def batch(self) -> int:
@@ -145,6 +157,8 @@ def check_step(config: ModelConfig, step: Step) -> list[str]:
     notes = list(config.assumptions)
     _check_blocks(config, step)
     check_ring(config, step.ring)
+    check_plan(config, step)
+    notes += step.placed.notes
     if config.learned_positions and step.context > config.learned_positions:
         raise ModelConfigError(
             f"model {config.name}: {step.context} positions, and its table of learned positions has "
@@ -214,3 +228,29 @@ def check_ring(config: ModelConfig, ring: int) -> None:
                 f"model {config.name}: {size} {what} do not divide over a ring of {ring}; "
                 f"rings of {', '.join(map(str, fitting))} do"
             )
+
+
+def check_plan(config: ModelConfig, step: Step) -> None:
+    """Raise `ModelConfigError` for a plan that the step does not divide over, naming what would."""
+    plan = step.plan
+    if plan.pipeline > 1:
+        raise ModelConfigError(f"plan {plan}: pipeline stages have programs of their own: see workloads.stages")
+    for what, size, ways, kinds in (
+        ("requests", step.batch, plan.groups, "data x fsdp x expert"),
+        ("model width", config.d_model, plan.tensor2, "tensor2"),
+    ):
+        if size % ways:
+            raise ModelConfigError(
+                f"model {config.name}: {size} {what} do not divide over {kinds} = {ways}: a multiple of {ways} would"
+            )
+    if config.moe is not None and plan.groups > 1:
+        raise ModelConfigError(f"plan {plan}: experts with requests split over chips are not modelled yet")
+    per_group = step.batch // plan.groups
+    if step.cached[:per_group] * plan.groups != step.cached:
+        raise ModelConfigError(
+            f"{plan.groups} groups of chips run one program: give each the same {per_group} lengths, in the same order"
+        )
+    if step.new > 1 and step.new % plan.context:
+        raise ModelConfigError(
+            f"{step.new} new positions do not divide over context = {plan.context}: a multiple of it would"
+        )

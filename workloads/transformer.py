@@ -1,11 +1,11 @@
-"""A decoder-only Transformer as an op graph: one step of any model, on one chip or tensor-parallel.
+"""A decoder-only Transformer as an op graph: one step of any model, under any plan.
 
 Dimensions: B requests, T new positions of each, D model, N query heads, K key-value heads, H head, F feed-forward,
-V vocabulary, S positions of the cache; those of experts and of latent attention are in `workloads.step`. Over the mesh
-axis X (Megatron's tensor parallelism) heads, feed-forward columns and the vocabulary are split, so that each block ends
-in partial sums and an AllReduce.
+V vocabulary, S positions of the cache; those of experts and of latent attention are in `workloads.step`. How they are
+split follows from the plan (`workloads.rules`), and the collectives from that: where heads and columns are split
+(Megatron's tensor parallelism), each block ends in partial sums and an AllReduce.
 
-Source of the split: Shoeybi et al. 2019, and How To Scale Your Model, "All the Transformer Math You Need to Know".
+Source of that split: Shoeybi et al. 2019, and How To Scale Your Model, "All the Transformer Math You Need to Know".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from simcore.errors import ModelConfigError, nearest
-from simcore.layout import Mesh
+from simcore.layout import Mesh, parse_tensor
 from simcore.opgraph import OpGraph, ShardedTensor
 from simcore.opgraph.operations import Causal
 from workloads.blocks.builder import Builder
@@ -22,7 +22,8 @@ from workloads.blocks.layer import layer
 from workloads.config import ModelConfig
 from workloads.experts import expected_distinct_experts, expert_groups
 from workloads.layers import Segment, segments
-from workloads.step import AXIS, Step, check_ring, check_step, lengths
+from workloads.plan import PlacedPlan, Plan
+from workloads.step import Step, check_ring, check_step, lengths
 
 __all__ = ["MODES", "check_ring", "decode_step", "model_step", "prefill", "step_graph"]
 
@@ -38,6 +39,7 @@ def model_step(
     batch: int | None = None,
     cached: int | Sequence[int] = 0,
     ring: int = 1,
+    plan: Plan | PlacedPlan | str | None = None,
     causal: Causal | None = None,
     **options: Any,
 ) -> OpGraph:
@@ -49,7 +51,7 @@ def model_step(
         new positions for each, after ``cached`` ones (a chunk of a longer prompt), and logits of the last alone.
     context, cached : positions of each request, or one number for all ``batch`` of them. New positions are the same
         for all requests.
-    ring : chips that the model is split over.
+    plan : how the model is spread over chips; ``ring`` chips of a ring are short for ``tensor=ring``.
     causal : "full" computes whole rectangles of scores, "skip" leaves out blocks that no query sees; by default
         decoding has nothing to skip and prefill skips.
     options : the further fields of `workloads.step.Step` (formats, experts, absorbed).
@@ -67,12 +69,12 @@ def model_step(
         new = context
     else:
         raise ModelConfigError("prefill: every request has the same number of new positions; give one context")
-    known = set(Step.__dataclass_fields__) - {"cached", "new", "ring", "causal"}
+    known = set(Step.__dataclass_fields__) - {"cached", "new", "placed", "causal"}
     for option in options:
         if option not in known:
             raise ModelConfigError(f"unknown option {option!r}: {nearest(option, known)}")
     rectangles: Causal = causal or ("full" if mode == "decode" else "skip")
-    step = Step(lengths(batch, cached), new, ring, rectangles, **options)
+    step = Step(lengths(batch, cached), new, placed_plan(plan, ring), rectangles, **options)
     return step_graph(config, step, name="decode_step" if mode == "decode" else "prefill")
 
 
@@ -99,26 +101,45 @@ def prefill(
     )
 
 
+def placed_plan(plan: Plan | PlacedPlan | str | None, ring: int = 1) -> PlacedPlan:
+    """A plan with mesh axes: as it is placed, or each kind on a ring of its own.
+
+    Raises `ModelConfigError` where a ring is given besides.
+    """
+    if plan is None or plan == "":
+        if ring < 1:
+            raise ModelConfigError(f"a ring of {ring} chips: 1 or more is meant")
+        return PlacedPlan.unplaced(Plan(tensor=ring))
+    if ring != 1:
+        raise ModelConfigError(f"ring {ring} and plan {plan}: give one of them (a ring of n is tensor=n)")
+    if isinstance(plan, str):
+        plan = Plan.parse(plan)
+    return plan if isinstance(plan, PlacedPlan) else PlacedPlan.unplaced(plan)
+
+
 def step_graph(config: ModelConfig, step: Step, name: str = "step") -> OpGraph:
     """The op graph of a step that is given whole. Raises `ModelConfigError` as `model_step` does."""
     notes = check_step(config, step)
-    g = OpGraph(name, Mesh.of({AXIS: step.ring}), step.sizes(config), dtype=step.activations(config))
+    rules = step.rules(config)
+    g = OpGraph(name, Mesh.of(step.placed.sizes), rules.sizes, dtype=step.activations(config))
     g.notes += [*notes, *_notes(config, step)]
-    tokens = g.input("tokens[B, T]", dtype="int32", rows=2)
-    positions = g.input("positions[B, T]", dtype="int32", rows=2)
-    b = Builder(g, config, step, positions)
-    embedding = b.weight("embedding[V_X, D]", "other")
-    x = b.all_reduce(g.lookup("x", embedding, tokens))
+    tokens = g.input(str(rules.complete(parse_tensor("tokens[B, T]"))), dtype="int32", rows=2)
+    rows = rules.complete if config.learned_positions else rules.heads
+    positions = g.input(str(rows(parse_tensor("positions[B, T]"))), dtype="int32", rows=2)
+    b = Builder(g, config, step, rules, positions)
+    embedding = b.weight("embedding[V, D]", "other")
+    x = b.residual(g.lookup("x", b.gathered(embedding, rows=1), tokens))
     if config.learned_positions:
-        learned = g.lookup("learned_positions", b.weight("position_table[P, D]", "other"), positions)
-        g.add("with_positions", x, learned, into=x)
+        table = b.gathered(b.weight("position_table[P, D]", "other"), rows=1)
+        learned = g.lookup("learned_positions", table, positions)
+        g.add("with_positions", x, b.residual(learned), into=x)
     for segment in segments(config):
         _segment(b, segment, x)
-    last = x if step.new == 1 else g.take_last("last", x, "T", "T'")
+    last = x if step.new == 1 else g.take_last("last", b.whole(x, "T"), "T", "T'")
     if config.final_norm:
         last = b.norm("final_norm", last)
-    head = embedding if config.tied_embeddings else b.weight("lm_head[D, V_X]", "other")
-    g.einsum("logits", last, head, bias=b.vector("b_lm_head[V_X]") if config.lm_head_bias else None)
+    head = embedding if config.tied_embeddings else b.weight("lm_head[D, V]", "other")
+    b.complete(b.product("logits", last, head, bias="b_lm_head[V]" if config.lm_head_bias else ""))
     return g
 
 
@@ -134,7 +155,7 @@ def _segment(b: Builder, segment: Segment, x: ShardedTensor) -> None:
             if kind.moe and moe is not None:
                 numbers = [moe.layers.index(at) for at in segment.layers(position)]
                 groups = expert_groups(moe, step.tokens, step.experts, numbers)
-            layer(Builder(g, config, step, b.positions, kind, label, groups), x)
+            layer(Builder(g, config, step, b.rules, b.positions, kind, label, groups), x)
 
 
 def _notes(config: ModelConfig, step: Step) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from simcore.graph.access import Access, Region, RegionFunction
 from simcore.graph.reference import Indices
 from simcore.graph.work import IntArray
 from simcore.lowering.matmul import LOAD_QUEUE, STORE_QUEUE
-from simcore.lowering.program import Program
+from simcore.lowering.program import Program, of_local_requests
 from simcore.lowering.rows import ROWS_OUT, RowBlocks
 from simcore.lowering.spans import ring_slices
 from simcore.opgraph.operations import Append
@@ -28,9 +29,10 @@ def lower_append(program: Program, operation: Append) -> None:
 
 class _Lowering:
     def __init__(self, program: Program, operation: Append) -> None:
-        self.program, self.operation, self.name = program, operation, operation.name
+        self.program, self.name = program, operation.name
         rows, self.columns = program.rows_columns(operation.source)
         self.requests, self.length = operation.cache.layout.local_shape(program.ops.sizes, program.ops.mesh)[:2]
+        self.operation = replace(operation, at=of_local_requests(self.name, operation.at, self.requests))
         self.new = rows // self.requests
         self.kept = min(self.new, self.length)
         streamed = not program.is_resident(operation.source)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from simcore.graph.reference import Indices
 from simcore.graph.work import IntArray
 from simcore.lowering.attention_values import AttentionValues, normalise, online_softmax
 from simcore.lowering.matmul import LOAD_QUEUE, STORE_QUEUE
-from simcore.lowering.program import Program, compute_dtype
+from simcore.lowering.program import Program, compute_dtype, of_local_requests
 from simcore.lowering.spans import Loops, Span, spans
 from simcore.opgraph.operations import Attention
 from simcore.opgraph.tensor import ShardedTensor
@@ -53,10 +54,11 @@ class AttentionLowering:
     """Sizes, loops, regions and tasks of one attention."""
 
     def __init__(self, program: Program, operation: Attention) -> None:
-        self.program, self.operation, self.cls = program, operation, program.cls
-        self.name = operation.name
+        self.program, self.cls, self.name = program, program.cls, operation.name
         sizes, mesh = program.ops.sizes, program.ops.mesh
         self.requests, self.new, heads, self.k_dim = operation.q.layout.local_shape(sizes, mesh)
+        cached = of_local_requests(operation.name, operation.cached, self.requests)
+        self.operation = operation = replace(operation, cached=cached)
         self.v_dim = operation.out.layout.local_shape(sizes, mesh)[3]
         k_shape = operation.k.layout.local_shape(sizes, mesh)
         self.kv_heads = k_shape[2] if len(k_shape) == 4 else 1

@@ -111,7 +111,7 @@ def _declare_tensors(program: Program) -> None:
         for tensor in written(placed.operation):
             written_in.setdefault(tensor.name, set()).add(placed.repeat.name if placed.repeat else "")
     for tensor in ops.tensors.values():
-        if tensor.role == "weight":
+        if tensor.role == "weight" or (tensor.role == "gathered" and tensor.name in matrices):
             shape, size = _weight_shape(program, tensor, matrices.get(tensor.name))
         else:
             rows, columns = program.rows_columns(tensor)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from simcore.chips import Chip
 from simcore.dtypes import bytes_of, dtype_bits
-from simcore.errors import GraphError
+from simcore.errors import GraphError, LayoutError
 from simcore.graph import EntityClass, Ref, TaskGraph
 from simcore.graph.access import Region
 from simcore.graph.graph import Reference
@@ -247,6 +247,16 @@ def _lives(ops: OpGraph) -> dict[str, range]:
             first, last = min(first, bodies[repeat][0]), max(last, bodies[repeat][-1])
         lives[name] = range(first, last + 2)
     return lives
+
+
+def of_local_requests(name: str, lengths: tuple[int, ...], requests: int) -> tuple[int, ...]:
+    """The lengths of a chip's own requests. Raises `LayoutError` where those of other chips differ."""
+    local = lengths[:requests]
+    if local * (len(lengths) // requests) != lengths:
+        raise LayoutError(
+            f"{name}: chips have requests of different lengths, {lengths}, and all run one program: give each the same"
+        )
+    return local
 
 
 def compute_dtype(left: str, right: str) -> str:

@@ -1,7 +1,7 @@
 """Attention with key-value heads: every query head its own (MHA), groups sharing one (GQA), or all (MQA).
 
-Heads are split over the chips, so that the result is partial sums. Source: Vaswani et al. 2017; Ainslie et al. 2023
-(GQA); Shoeybi et al. 2019 for the split.
+Source: Vaswani et al. 2017; Ainslie et al. 2023
+(GQA).
 """
 
 from __future__ import annotations
@@ -22,23 +22,27 @@ from workloads.blocks.functions import (
 
 
 def attention(b: Builder, h: ShardedTensor) -> ShardedTensor:
-    """``o[B, T, D]{U_X}`` of the normed input ``h[B, T, D]``; keys and values of the new positions are cached."""
+    """``o[B, T, D]`` of the normed input ``h[B, T, D]``, partial sums where heads are split.
+
+    Keys and values of the new positions are cached.
+    """
     config, cached = b.config, b.step.cached
     bias = config.qkv_bias
-    q = b.einsum("q", h, "w_q[D, N_X, H]", bias="b_q[N_X, H]" if bias else "")
-    k = b.einsum("k", h, "w_k[D, K_X, H]", bias="b_k[K_X, H]" if bias else "")
-    v = b.einsum("v", h, "w_v[D, K_X, H]", bias="b_v[K_X, H]" if bias else "")
+    q = b.einsum("q", h, "w_q[D, N, H]", bias="b_q[N, H]" if bias else "")
+    k = b.einsum("k", h, "w_k[D, K, H]", bias="b_k[K, H]" if bias else "")
+    v = b.einsum("v", h, "w_v[D, K, H]", bias="b_v[K, H]" if bias else "")
+    q, k, v = b.heads(q), b.heads(k), b.heads(v)
     q, k = _normed(b, "q", q, "N"), _normed(b, "k", k, "K")
     if not config.learned_positions:
         q, k = _rotated(b, "q", q), _rotated(b, "k", k)
-    k_cache, v_cache = b.cache("k_cache", "K_X, H"), b.cache("v_cache", "K_X, H")
+    k_cache, v_cache = b.cache("k_cache", "K, H"), b.cache("v_cache", "K, H")
     a = b.g.attention(
         b.named("attention"), q, k, v, k_cache=k_cache, v_cache=v_cache, cached=cached, causal=b.step.causal,
         scale=config.head_dim**-0.5, view=b.view, kernel=b.step.kernel,
     )  # fmt: skip
     b.g.append(b.named("append_k"), k, k_cache, at=cached)
     b.g.append(b.named("append_v"), v, v_cache, at=cached)
-    return b.einsum("o", a, "w_o[N_X, H, D]", bias="b_o[D]" if config.attention_output_bias else "")
+    return b.einsum("o", a, "w_o[N, H, D]", bias="b_o[D]" if config.attention_output_bias else "")
 
 
 def _rotated(b: Builder, name: str, x: ShardedTensor) -> ShardedTensor:
@@ -64,8 +68,8 @@ def _norm_of_all_heads(b: Builder, name: str, x: ShardedTensor, heads: str) -> S
     """
     width = b.g.sizes[heads] * b.config.head_dim
     squares = b.g.reduce_features(b.named(f"{name}_squares"), x, _sum_of_squares, "J", operations_per_element=2)
-    squares = b.all_reduce(squares)
-    scale = b.vector(f"{name}_norm_scale[{heads}_X, H]")
+    squares = b.laid_out(squares, squares.layout.with_partial(()))
+    scale = b.vector(f"{name}_norm_scale[{heads}, H]")
     return b.elementwise(
         f"{name}_norm",
         [x, squares],

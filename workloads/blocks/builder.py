@@ -1,14 +1,26 @@
-"""What a block is built with: the graph, the model, the step, and how this layer's tensors are named and stored."""
+"""What a block is built with: the graph, the model, the step; how tensors are named, stored and laid out.
+
+Blocks name dimensions and nothing else; which mesh axes split them, and with it every collective, follows from the
+plan's rules: a matmul's operands are brought to layouts that meet, partial sums are added up where what follows is not
+linear, and what a block gives is laid out as the residual that it is added to.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
+
+from simcore.layout import Dim, TensorLayout, parse_tensor
 from simcore.opgraph import Groups, OpGraph, ShardedTensor, View
+from simcore.opgraph.reshard import reshard
 from workloads.blocks import functions
 from workloads.config import ModelConfig
 from workloads.layers import LayerKind
-from workloads.step import AXIS, Step
+from workloads.rules import Rules
+from workloads.step import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,32 +30,98 @@ class Builder:
     g: OpGraph
     config: ModelConfig
     step: Step
+    rules: Rules
     positions: ShardedTensor
     kind: LayerKind = LayerKind("full", False)
     label: str = ""
     groups: Groups | None = None
+    _moved: dict[tuple[str, TensorLayout], ShardedTensor] = field(default_factory=dict, compare=False)
+    """what has been laid out anew, for others that want the same"""
 
     def named(self, name: str) -> str:
-        """A name, or a tensor with its dimensions, of this layer: ``w_q[D, N_X, H]`` as ``w_q_moe[D, N_X, H]``."""
+        """A name, or a tensor with its dimensions, of this layer: ``w_q[D, N, H]`` as ``w_q_moe[D, N, H]``."""
         if not self.label:
             return name
         head, bracket, dims = name.partition("[")
         return f"{head}_{self.label}{bracket}{dims}"
 
-    def weight(self, spec: str, part: str = "linear") -> ShardedTensor:
-        """A matrix of a part of the model ("linear", "experts" or "other"), stored as the step has it."""
-        return self.g.weight(self.named(spec), dtype=self.step.weight_dtype(self.config, part))
+    # -- weights ----------------------------------------------------------------------------------------------
 
-    def vector(self, spec: str) -> ShardedTensor:
-        """A bias or a norm's scale, stored in the model's own format."""
-        return self.g.weight(self.named(spec), dtype=self.config.dtype)
+    def weight(self, spec: str, part: str = "linear") -> ShardedTensor:
+        """A matrix of a part of the model ("linear", "experts" or "other"), stored as the step and the plan have it."""
+        layout = self.rules.weight(self.named(spec))
+        return self.g.weight(str(layout), dtype=self.step.weight_dtype(self.config, part))
+
+    def vector(self, spec: str, like: ShardedTensor | None = None) -> ShardedTensor:
+        """A bias or a norm's scale, stored in the model's own format; split as it is in ``like``, if given."""
+        layout = self.rules.stationary(parse_tensor(self.named(spec)))
+        if like is not None:
+            layout = replace(layout, dims=tuple(like.layout.dim(dim) for dim in layout.dim_names))
+        return self.g.weight(str(layout), dtype=self.config.dtype)
+
+    def gathered(self, weight: ShardedTensor, rows: int) -> ShardedTensor:
+        """A weight as a matmul sees it, a matrix of its first ``rows`` dimensions: gathered over the fsdp axes."""
+        axes = tuple(axis for axis in weight.layout.axes if axis in self.rules.placed.of("fsdp"))
+        return self.g.all_gather(weight, axes, rows=rows) if axes else weight
+
+    # -- layouts ----------------------------------------------------------------------------------------------
+
+    def laid_out(self, x: ShardedTensor, layout: TensorLayout) -> ShardedTensor:
+        """``x`` in another layout, by the collectives that move the fewest bytes; once for all that want it so."""
+        key = (x.name, replace(layout, name=x.name))
+        if x.layout == key[1]:
+            return x
+        if key not in self._moved:
+            moved = reshard(self.g, x, layout)
+            if moved.name == x.name:  # in place: there is nothing to remember
+                return moved
+            self._moved[key] = moved
+        return self._moved[key]
+
+    def residual(self, x: ShardedTensor) -> ShardedTensor:
+        """``x`` laid out as the residual."""
+        return self.laid_out(x, self.rules.residual(x.layout))
+
+    def heads(self, x: ShardedTensor) -> ShardedTensor:
+        """``x`` laid out as attention's operands."""
+        return self.laid_out(x, self.rules.heads(x.layout))
+
+    def complete(self, x: ShardedTensor) -> ShardedTensor:
+        """The complete values of partial sums; what is complete stays as it is."""
+        return self.laid_out(x, self.rules.complete(x.layout)) if x.layout.partial else x
+
+    def whole(self, x: ShardedTensor, dim: str) -> ShardedTensor:
+        """``x`` with all of a dimension on each chip."""
+        return self.laid_out(x, x.layout.with_axes(dim, ()))
+
+    def meeting(self, left: ShardedTensor, right: TensorLayout) -> ShardedTensor:
+        """``left`` as a product with ``right``, which stays, needs it: split alike where summed, else apart."""
+        dims = []
+        for dim in left.layout.dims:
+            if dim.name in right.dim_names:
+                dims.append(right.dim(dim.name))
+            else:
+                dims.append(Dim(dim.name, tuple(axis for axis in dim.axes if axis not in right.axes)))
+        return self.laid_out(left, TensorLayout(left.name, tuple(dims)))
+
+    # -- operations -------------------------------------------------------------------------------------------
 
     def einsum(
         self, name: str, left: ShardedTensor, weight: str, *, bias: str = "", part: str = "linear"
     ) -> ShardedTensor:
-        """``left`` times a weight given as ``w_q[D, N_X, H]``, plus a bias where one is given as ``b_q[N_X, H]``."""
+        """``left`` times a weight given as ``w_q[D, N, H]``, plus a bias where one is given as ``b_q[N, H]``."""
+        return self.product(self.named(name), left, self.weight(weight, part), bias=bias)
+
+    def product(self, name: str, left: ShardedTensor, weight: ShardedTensor, *, bias: str = "") -> ShardedTensor:
+        """``left`` times ``weight``, which may give partial sums."""
+        shared = [dim in left.dim_names for dim in weight.dim_names]
+        right = self.gathered(weight, rows=sum(shared) if shared[0] else len(shared) - sum(shared))
         vector = self.vector(bias) if bias else None
-        return self.g.einsum(self.named(name), left, self.weight(weight, part), bias=vector)
+        return self.g.einsum(name, self.meeting(left, right.layout), right, bias=vector)
+
+    def batched_einsum(self, name: str, left: ShardedTensor, weight: str) -> ShardedTensor:
+        """A product for each head, with a weight given as ``w_k_up[N, Hn, C]``."""
+        return self.g.batched_einsum(self.named(name), left, self.gathered(self.weight(weight), rows=2))
 
     def elementwise(
         self,
@@ -58,10 +136,16 @@ class Builder:
         vectors: list[ShardedTensor] | None = None,
         along: list[str] | None = None,
     ) -> ShardedTensor:
-        """``function`` of tensors and vectors; see `OpGraph.elementwise`."""
+        """``function`` of tensors and vectors, of complete values unless it is linear; see `OpGraph.elementwise`."""
+        given = inputs if linear else [self.complete(x) for x in inputs]
+        if into is not None and not linear:
+            into = given[inputs.index(into)]
+        if features:
+            split = self.rules.complete(parse_tensor(f"x[{features}]"))
+            features = ", ".join(map(str, split.dims))
         return self.g.elementwise(
             self.named(name),
-            inputs,
+            given,
             function,
             operations_per_element=operations,
             vectors=vectors or [],
@@ -72,19 +156,45 @@ class Builder:
         )
 
     def norm(self, name: str, x: ShardedTensor, dim: str = "D") -> ShardedTensor:
-        """The model's norm of ``x`` along its last dimension."""
-        vectors = [self.vector(f"{name}_scale[{dim}]")]
+        """The model's norm of ``x`` along its last dimension; where that is split, sums of it are added up first."""
+        layernorm = self.config.norm == "layernorm"
+        vectors = [self.vector(f"{name}_scale[{dim}]", like=x)]
         if self.config.norm_bias:
-            vectors.append(self.vector(f"{name}_bias[{dim}]"))
-        function: functions.Function = functions.rms_norm
-        operations = functions.RMSNORM_OPERATIONS
-        if self.config.norm == "layernorm":
-            function, operations = functions.layer_norm, functions.LAYERNORM_OPERATIONS
+            vectors.append(self.vector(f"{name}_bias[{dim}]", like=x))
+        operations = functions.LAYERNORM_OPERATIONS if layernorm else functions.RMSNORM_OPERATIONS
+        if x.layout.dim(dim).axes:
+            return self._split_norm(name, x, dim, vectors, layernorm)
+        function: functions.Function = functions.layer_norm if layernorm else functions.rms_norm
         return self.elementwise(name, [x], function, operations, vectors=vectors, along=[dim])
 
-    def all_reduce(self, x: ShardedTensor) -> ShardedTensor:
-        """The complete values of partial sums over the chips."""
-        return self.g.all_reduce(x, AXIS)
+    def _split_norm(
+        self, name: str, x: ShardedTensor, dim: str, vectors: list[ShardedTensor], layernorm: bool
+    ) -> ShardedTensor:
+        width = self.g.sizes[dim]
+
+        def added(what: str, function: Callable[[Any], Any], operations: int) -> ShardedTensor:
+            parts = self.g.reduce_features(
+                self.named(f"{name}_{what}"), x, function, "J", operations_per_element=operations
+            )
+            return self.laid_out(parts, parts.layout.with_partial(()))
+
+        squares = added("squares", lambda rows: (rows * rows).sum(axis=-1, keepdims=True), 2)
+        if not layernorm:
+            return self.elementwise(
+                name,
+                [x, squares],
+                lambda rows, total, scale: rows / np.sqrt(total / width + functions.NORM_EPSILON) * scale,
+                functions.RMSNORM_OPERATIONS - 2,
+                vectors=vectors,
+            )
+        sums = added("sums", lambda rows: rows.sum(axis=-1, keepdims=True), 1)
+
+        def centred(rows: Any, total: Any, summed: Any, scale: Any, bias: Any = 0.0) -> Any:
+            mean = summed / width
+            return (rows - mean) / np.sqrt(total / width - mean**2 + functions.NORM_EPSILON) * scale + bias
+
+        operations = functions.LAYERNORM_OPERATIONS - 3
+        return self.elementwise(name, [x, squares, sums], centred, operations, vectors=vectors)
 
     @property
     def view(self) -> View:
@@ -95,5 +205,6 @@ class Builder:
         """A cache [B, S, ..], as long as the layer can see."""
         length = {"full": "S", "sliding": "Sw", "chunked": "Sc"}[self.kind.attention]
         held = [self.view.kept(cached + self.step.new) for cached in self.step.cached]
-        spec = self.named(f"{name}[B, {length}, {dims}]")
-        return self.g.cache(spec, dtype=self.step.cache_dtype(self.config), held=held)
+        layout = self.rules.cache(self.named(f"{name}[B, {length}, {dims}]"))
+        per_group = len(held) // self.rules.ways(layout.dims[0].axes)
+        return self.g.cache(str(layout), dtype=self.step.cache_dtype(self.config), held=held[:per_group])

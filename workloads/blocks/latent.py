@@ -4,7 +4,7 @@
     k_n = [c W_k_up_n, k_rope],  v_n = c W_v_up_n                       rebuilt for each head n
     q_n · k_n = (q_n W_k_up_nᵀ) · c + q_rope_n · k_rope                 absorbed: all heads attend to the latents
 
-Heads are split over the chips; the latents and what makes them are on every chip. Source: DeepSeek-V2, 2024.
+Where heads are split, the latents and what makes them are on every chip. Source: DeepSeek-V2, 2024.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from workloads.config import MlaConfig
 
 
 def latent_attention(b: Builder, h: ShardedTensor) -> ShardedTensor:
-    """``o[B, T, D]{U_X}`` of the normed input ``h[B, T, D]``; the latents of the new positions are cached."""
+    """``o[B, T, D]`` of the normed input ``h[B, T, D]``, partial sums where heads are split.
+
+    The latents of the new positions are cached.
+    """
     mla, bias = _mla(b), b.config.qkv_bias
     queries, dim = h, "D"
     if mla.q_lora_rank is not None:
         down = b.einsum("q_down", h, "w_q_down[D, Q]", bias="b_q_down[Q]" if bias else "")
         queries, dim = _rms_norm(b, "q_norm", down, "Q"), "Q"
-    q_nope = b.einsum("q_nope", queries, f"w_q_nope[{dim}, N_X, Hn]")
-    q_rope = b.einsum("q_rope", queries, f"w_q_rope[{dim}, N_X, O]")
-    down = b.einsum("kv_down", h, "w_kv_down[D, W]", bias="b_kv_down[W]" if bias else "")
+    q_nope = b.heads(b.einsum("q_nope", queries, f"w_q_nope[{dim}, N, Hn]"))
+    q_rope = b.heads(b.einsum("q_rope", queries, f"w_q_rope[{dim}, N, O]"))
+    down = b.heads(b.einsum("kv_down", h, "w_kv_down[D, W]", bias="b_kv_down[W]" if bias else ""))
     scale = b.vector("kv_norm_scale[C]")
     latent = b.elementwise(
         "latent", [down, b.positions], _latent(mla), RMSNORM_OPERATIONS + ROTARY_OPERATIONS, vectors=[scale]
@@ -36,7 +39,7 @@ def latent_attention(b: Builder, h: ShardedTensor) -> ShardedTensor:
     cache = b.cache("latent_cache", "W")
     a = _absorbed(b, q_nope, q_rope, latent, cache) if b.step.uses_absorbed() else _rebuilt(b, q_nope, q_rope, latent)
     b.g.append(b.named("append"), latent, cache, at=b.step.cached)
-    return b.einsum("o", a, "w_o[N_X, Hv, D]", bias="b_o[D]" if b.config.attention_output_bias else "")
+    return b.einsum("o", a, "w_o[N, Hv, D]", bias="b_o[D]" if b.config.attention_output_bias else "")
 
 
 def _absorbed(
@@ -44,26 +47,26 @@ def _absorbed(
 ) -> ShardedTensor:
     """Queries are taken to the latents, all heads attend to them, and the sums are taken to values."""
     mla = _mla(b)
-    q_latent = b.g.batched_einsum(b.named("q_latent"), q_nope, b.weight("w_k_up[N_X, Hn, C]"))
-    q = _with_rope(b, q_latent, q_rope, mla.kv_lora_rank, "N_X, W")
+    q_latent = b.batched_einsum("q_latent", q_nope, "w_k_up[N, Hn, C]")
+    q = _with_rope(b, q_latent, q_rope, mla.kv_lora_rank, "N, W")
     a = b.g.attention(
         b.named("attention"), q, latent, latent, k_cache=cache, v_cache=cache, cached=b.step.cached,
         causal=b.step.causal, scale=mla.qk_head_dim**-0.5, values="C", kernel=b.step.kernel,
     )  # fmt: skip
-    return b.g.batched_einsum(b.named("values"), a, b.weight("w_v_up[N_X, C, Hv]"))
+    return b.batched_einsum("values", a, "w_v_up[N, C, Hv]")
 
 
 def _rebuilt(b: Builder, q_nope: ShardedTensor, q_rope: ShardedTensor, latent: ShardedTensor) -> ShardedTensor:
     """Keys and values of all heads are rebuilt from the latents."""
     mla = _mla(b)
     c = b.elementwise("c", [latent], lambda rows: rows[:, : mla.kv_lora_rank], 0, features="C")
-    k_nope = b.einsum("k_up", c, "w_k_up[N_X, Hn, C]")
-    v = b.einsum("v_up", c, "w_v_up[C, N_X, Hv]")
+    k_nope = b.einsum("k_up", c, "w_k_up[N, Hn, C]")
+    v = b.einsum("v_up", c, "w_v_up[C, N, Hv]")
     join = beside(mla.qk_nope_head_dim, mla.qk_rope_head_dim, shared=True)
     k = b.elementwise(
-        "keys", [k_nope, latent], lambda nope, rows: join(nope, rows[:, mla.kv_lora_rank :]), 0, features="N_X, H"
+        "keys", [k_nope, latent], lambda nope, rows: join(nope, rows[:, mla.kv_lora_rank :]), 0, features="N, H"
     )
-    q = _with_rope(b, q_nope, q_rope, mla.qk_nope_head_dim, "N_X, H")
+    q = _with_rope(b, q_nope, q_rope, mla.qk_nope_head_dim, "N, H")
     return b.g.attention(
         b.named("attention"), q, k, v, causal=b.step.causal, scale=mla.qk_head_dim**-0.5, values="Hv",
         kernel=b.step.kernel,

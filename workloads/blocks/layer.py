@@ -18,11 +18,11 @@ def layer(b: Builder, x: ShardedTensor) -> None:
         h = b.norm("attention_norm", x)
         o = attend(b, h)
         y = feed_forward(b, h if b.config.norms_per_layer == 1 else b.norm("mlp_norm", x))
-        both = b.all_reduce(b.g.add(b.named("both_blocks"), o, y))
+        both = b.residual(b.g.add(b.named("both_blocks"), o, y))
         b.g.add(b.named("residual"), x, both, into=x)
         return
     for block, name in ((attend, "attention"), (feed_forward, "mlp")):
-        y = b.all_reduce(block(b, b.norm(f"{name}_norm", x)))
+        y = b.residual(block(b, b.norm(f"{name}_norm", x)))
         if b.config.norms_per_layer == 4:
             y = b.norm(f"{name}_post_norm", y)
         b.g.add(b.named(f"{name}_residual"), x, y, into=x)

@@ -3,7 +3,7 @@
     r = top_k(softmax(h W_router)),  y = sum over the chosen e of r_e mlp_e(h) + mlp_shared(h)
 
 Rows are sorted by expert and each expert's matrices meet its own rows, so experts that no token uses are not read.
-Every expert's columns are split over the chips; the router is on every chip. Source: Shazeer et al. 2017; the sorted
+Tensor parallelism splits every expert's columns; the router is on every chip. Source: Shazeer et al. 2017; the sorted
 rows: Gale et al. 2022 (MegaBlocks).
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from simcore.layout import parse_tensor
 from simcore.opgraph import Groups, ShardedTensor
 from workloads.blocks.builder import Builder
 from workloads.blocks.functions import activation, softmax_top_k, times
@@ -24,10 +25,11 @@ ROUTING_OPERATIONS = 6
 
 
 def experts(b: Builder, h: ShardedTensor) -> ShardedTensor:
-    """``y[B, T, D]{U_X}`` of the normed input ``h[B, T, D]``."""
+    """``y[B, T, D]``, partial sums where columns are split, of the normed input ``h[B, T, D]``."""
     config, g = _moe(b), b.g
     groups = b.groups
     assert groups is not None
+    h = b.meeting(h, b.rules.stationary(parse_tensor("w[D, Fe]")))
     bias = "b_router[E]" if config.router_bias else ""
     logits = b.einsum("router", h, "w_router[D, E]", bias=bias, part="other")
     operations = ROUTING_OPERATIONS + 2 * config.top_k
@@ -46,15 +48,16 @@ def _mlp_of_experts(b: Builder, rows: ShardedTensor, groups: Groups) -> ShardedT
 
     def matmul(name: str, left: ShardedTensor, weight: str, bias: str) -> ShardedTensor:
         vector = b.vector(bias) if b.config.mlp_bias else None
-        return b.g.grouped_einsum(b.named(name), left, b.weight(weight, "experts"), groups, bias=vector)
+        stack = b.gathered(b.weight(weight, "experts"), rows=2)
+        return b.g.grouped_einsum(b.named(name), left, stack, groups, bias=vector)
 
-    up = matmul("expert_up", rows, "w_expert_up[E, D, Fe_X]", "b_expert_up[E, Fe_X]")
+    up = matmul("expert_up", rows, "w_expert_up[E, D, Fe]", "b_expert_up[E, Fe]")
     if b.config.gated_mlp:
-        gate = matmul("expert_gate", rows, "w_expert_gate[E, D, Fe_X]", "b_expert_gate[E, Fe_X]")
+        gate = matmul("expert_gate", rows, "w_expert_gate[E, D, Fe]", "b_expert_gate[E, Fe]")
         z = b.elementwise("expert_gated", [gate, up], times(function), operations + 1, into=gate)
     else:
         z = b.elementwise("expert_activation", [up], function, operations, into=up)
-    return matmul("expert_down", z, "w_expert_down[E, Fe_X, D]", "b_expert_down[E, D]")
+    return matmul("expert_down", z, "w_expert_down[E, Fe, D]", "b_expert_down[E, D]")
 
 
 def _shared(b: Builder, h: ShardedTensor) -> ShardedTensor:
