@@ -10,7 +10,8 @@ import numpy as np
 import simpy
 
 from simcore.chips import Chip, load_chip
-from simcore.engine.assemble import assemble
+from simcore.engine.assemble import Alike, assemble
+from simcore.engine.folding import Folded, fold
 from simcore.engine.simpy_engine import SimpyEngine
 from simcore.errors import GraphError, nearest
 from simcore.exposure import compute_busy_ps, exposed_ps, overlap_ps
@@ -28,14 +29,17 @@ ENGINES = ("auto", "simpy")
 EngineName = Literal["auto", "simpy"]
 
 
-def simulate(flat: FlatGraph, engine: str = "auto") -> Timeline:
-    """Simulate an unrolled graph. Raises `DeadlockError` if it can't go on to its end."""
+def simulate(flat: FlatGraph, engine: str = "auto", alike: Alike | None = None) -> Timeline:
+    """Simulate an unrolled graph; ``alike`` as in `assemble`.
+
+    Raises `DeadlockError` if it can't go on to its end.
+    """
     if engine not in ENGINES:
         raise GraphError(f"unknown engine {engine!r}, {nearest(engine, ENGINES)}")
     env = simpy.Environment(initial_time=0)
     run = SimpyEngine(flat, env, [simpy.Resource(env, capacity=1) for _ in flat.units])
     env.run()
-    return assemble(flat, run.schedule())
+    return assemble(flat, run.schedule(), alike)
 
 
 def run(
@@ -48,6 +52,7 @@ def run(
     parameters: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
     check: bool = False,
+    reduce: bool = True,
     lowering: LoweringOptions | None = None,
 ) -> RunResult:
     """Simulate a task graph, or an op graph that is lowered to tasks first, on ``chip``.
@@ -57,6 +62,7 @@ def run(
     chip : a name from the catalogue, a path to a chip file, or a `Chip`.
     ideal : the scaling book's arithmetic instead of the calibrated chip (see `simcore.hardware`).
     check : also look for races between the tasks' accesses before the run.
+    reduce : simulate chips that provably do the same once (see `simcore.engine.folding`); the times are the same.
     lowering : how an op graph is lowered.
 
     Raises `GraphError` for a graph that can't be run, `DeadlockError` for one that can't go on.
@@ -73,12 +79,14 @@ def run(
     if isinstance(graph, OpGraph):
         graph = lower(graph, hardware.chip, lowering)
     check_memories(graph, hardware.chip)
-    flat = unroll(graph, hardware)
     if check:
         from simcore.graph.races import check_races
 
-        check_races(flat)
-    timeline = simulate(flat, engine)
+        check_races(unroll(graph, hardware))
+    folded = fold(graph) if reduce else Folded(graph)
+    flat = unroll(folded.graph, hardware)
+    timeline = simulate(flat, engine, folded.alike)
+    times = np.array([entity.multiplicity for entity in timeline.entities], dtype=np.int64)
     found = figures(timeline, hardware)
     return RunResult(
         scenario=scenario or graph.name,
@@ -86,9 +94,9 @@ def run(
         chip=hardware.chip,
         ideal=ideal,
         engine="simpy" if engine == "auto" else engine,
-        vector_operations=_vector_operations(flat),
+        vector_operations=int((flat.operations * times[flat.entity]).sum()),
         tasks=len(flat),
-        tasks_represented=len(flat),
+        tasks_represented=int(times[flat.entity].sum()),
         wall_s=time.perf_counter() - began,
         timeline=timeline,
         graph=graph,
@@ -155,7 +163,3 @@ def figures(timeline: Timeline, hardware: Hardware) -> dict[str, Any]:
         "bytes_by_tensor": timeline.bytes_by_tensor(),
         "chips": sum(entity.multiplicity for entity in timeline.entities if entity.kind == "chip"),
     }
-
-
-def _vector_operations(flat: FlatGraph) -> int:
-    return int(flat.operations.sum())

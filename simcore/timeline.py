@@ -7,6 +7,9 @@ read it.
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -37,12 +40,25 @@ class Released(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """A chip, host, switch or slice: its class, its coordinates as (axis, index) pairs, and how many are alike."""
+    """A chip, host, switch or slice: its class and its coordinates as (axis, index) pairs.
+
+    ``alike`` are the (axis, size) pairs along which all do the same and this one stands for them.
+    """
 
     cls: str
     kind: str
     coordinates: tuple[tuple[str, int], ...]
-    multiplicity: int = 1
+    alike: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def multiplicity(self) -> int:
+        """How many entities this one stands for, itself included."""
+        return math.prod(size for _, size in self.alike)
+
+    def each(self) -> Iterator[tuple[int, ...]]:
+        """The coordinates of all that this one stands for."""
+        sizes = dict(self.alike)
+        return itertools.product(*(range(sizes[axis]) if axis in sizes else (at,) for axis, at in self.coordinates))
 
     @property
     def label(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from simcore.engine.schedule import Schedule
 from simcore.graph.flat import FlatGraph, IntArray
 from simcore.graph.graph import Task
 from simcore.timeline import Entity, Lane, SlotTable, Timeline
+
+Alike = Mapping[str, tuple[tuple[str, int], ...]]
+"""Class -> (axis, size) pairs along which all entities do the same."""
 
 
 class _Names:
@@ -47,8 +51,9 @@ def _index_in_innermost(task: Task, iteration: IntArray) -> IntArray:
     return np.full(len(iteration), 0 if task.loops else -1, dtype=np.int64)
 
 
-def assemble(flat: FlatGraph, schedule: Schedule) -> Timeline:
-    """The timeline of a run."""
+def assemble(flat: FlatGraph, schedule: Schedule, alike: Alike | None = None) -> Timeline:
+    """The timeline of a run; ``alike`` says of each class along which axes an entity stands for all others."""
+    along = alike or {}
     operations, kinds, moves = _Names(), _Names(), _Names()
     per_template = [(operations(t.operation), kinds(t.kind), moves(t.moves)) for t in flat.templates]
     table = np.array(per_template, dtype=np.int64).reshape(-1, 3)
@@ -67,7 +72,12 @@ def assemble(flat: FlatGraph, schedule: Schedule) -> Timeline:
         kind_names=kinds.table(),
         moves_names=moves.table(),
         entities=tuple(
-            Entity(cls.name, cls.kind, tuple(zip(cls.axes, cls.coordinates[index].tolist(), strict=True)))
+            Entity(
+                cls.name,
+                cls.kind,
+                tuple(zip(cls.axes, cls.coordinates[index].tolist(), strict=True)),
+                along.get(cls.name, ()),
+            )
             for cls, index in flat.entities
         ),
         lanes=tuple(Lane(entity, name, flat.entities[entity][0].units[name].kind) for entity, name in flat.units),

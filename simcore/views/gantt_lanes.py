@@ -117,7 +117,8 @@ def _group(timeline: Timeline, members: list[int], rows: IntColumn, critical: Bo
     if not any(lane.kind == "hbm" for _, lane in own):
         lanes += _slot_lanes(timeline, entity)
     notes = [lane_note for lane_note in _slot_notes(timeline, entity) if lane_note]
-    return Group(_header(timeline, members), entity, len(members), _bands(timeline, rows), lanes, critical, notes)
+    count = sum(timeline.entities[member].multiplicity for member in members)
+    return Group(_header(timeline, members), entity, count, _bands(timeline, rows), lanes, critical, notes)
 
 
 def _rank(kind: str) -> int:
@@ -133,14 +134,14 @@ def _label(unit: str, kind: str) -> str:
 
 def _header(timeline: Timeline, members: list[int]) -> str:
     entity = timeline.entities[members[0]]
-    number = sum(timeline.entities[member].multiplicity for member in members)
-    if number == 1:
+    count = sum(timeline.entities[member].multiplicity for member in members)
+    if count == 1:
         return entity.label
     axes = [
-        f"{axis}={_ranges(sorted({dict(timeline.entities[m].coordinates)[axis] for m in members}))}"
-        for axis, _ in entity.coordinates
+        f"{axis}={_ranges(sorted({at[number] for m in members for at in timeline.entities[m].each()}))}"
+        for number, (axis, _) in enumerate(entity.coordinates)
     ]
-    return " ".join([f"{entity.cls}s", *axes]) + f": {number} alike, drawn once"
+    return " ".join([f"{entity.cls}s", *axes]) + f": {count} alike, drawn once"
 
 
 def _ranges(values: Sequence[int]) -> str:

@@ -41,9 +41,9 @@ def traffic_of(result: RunResult) -> dict[tuple[tuple[int, ...], str], int]:
     moved: dict[tuple[tuple[int, ...], str], int] = {}
     for number, lane in enumerate(timeline.lanes):
         if lane.kind not in ("hbm", "mxu", "vpu", "server"):
-            at = tuple(index for _, index in timeline.entities[lane.entity].coordinates)
             total = int(timeline.bytes[timeline.lane == number].sum())
-            moved[at, lane.unit.lower()] = moved.get((at, lane.unit.lower()), 0) + total
+            for at in timeline.entities[lane.entity].each():
+                moved[at, lane.unit.lower()] = moved.get((at, lane.unit.lower()), 0) + total
     return moved
 
 
