@@ -19,7 +19,7 @@ import numpy as np
 
 from simcore.timeline import COMPUTE_UNITS, IntColumn, Released, Timeline
 
-COMMUNICATION = ("ici", "pcie", "dcn", "latency")
+COMMUNICATION = ("ici", "nvlink", "network", "pcie", "dcn", "dcn_share", "latency")
 """Causes that are exposed communication."""
 
 

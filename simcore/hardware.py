@@ -152,7 +152,7 @@ def unit_model(chip: Chip, kind: str, ideal: bool = False) -> UnitModel:
             kind,
             issue_ps=0 if ideal else _ps(issue_s),
             latency_ps=_ps(latency_s),
-            bandwidth_bytes_per_s=bandwidth * efficiency(kind),
+            bandwidth_bytes_per_s=bandwidth * efficiency(kind.removesuffix("_share")),
         )
 
     if kind == "hbm":
@@ -163,6 +163,9 @@ def unit_model(chip: Chip, kind: str, ideal: bool = False) -> UnitModel:
         return channel(float(chip.require("pcie_bandwidth_bytes_per_s")), chip.pcie_latency_s)
     if kind == "dcn":
         return channel(float(chip.require("dcn_bandwidth_bytes_per_s_per_host")), chip.dcn_latency_s)
+    if kind == "dcn_share":  # of the host's network card, which its chips share evenly
+        rate = float(chip.require("dcn_bandwidth_bytes_per_s_per_host")) / chip.chips_per_host
+        return channel(rate, chip.dcn_latency_s)
     if kind == "nvlink":
         return channel(float(chip.require("nvlink_bandwidth_bytes_per_s")), float(chip.require("nvlink_latency_s")))
     if kind == "network":

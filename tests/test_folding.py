@@ -95,6 +95,8 @@ def test_a_line_is_not_folded_and_the_axis_beside_it_is():
     assert fold(graph).why == ("axis tensor: it does not wrap around",)
     full, one = both_ways(graph, chip="v5e")
     assert one.tasks * 2 == full.tasks
+    alone = lower(ops, load_chip("v5e"), LoweringOptions(lines=frozenset({"data"})))
+    assert fold(alone).why == ()  # nothing goes along the axis, so that its ends do not matter
     assert [entity.label for entity in one.timeline.entities] == [f"chip data=0 tensor={t}" for t in range(4)]
 
 

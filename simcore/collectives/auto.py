@@ -16,7 +16,7 @@ from simcore.graph.graph import Reference
 from simcore.hardware import Channel, memory_capacities, unit_model
 from simcore.quantities import PS_PER_S, format_bytes, format_seconds
 
-NETWORKS = ("ici", "nvlink", "network", "dcn")
+NETWORKS = ("ici", "nvlink", "network", "dcn", "dcn_share")
 ONE_AXIS_KINDS = ("CollectivePermute", "Broadcast", "Reduce")
 NEED_OUT = ("AllToAll", "CollectivePermute")
 

@@ -1,7 +1,7 @@
 """Folding: chips that provably do the same are simulated once.
 
-A mesh axis can be folded where rotating all chips along it maps the program onto itself: it wraps around, every class
-has all its coordinates, and nothing that a task's existence or waiting depends on looks at the coordinate. Each chip
+A mesh axis can be folded where rotating all chips along it maps the program onto itself: it wraps around (or nothing
+refers to a neighbour along it), every class has all its coordinates, and nothing that a task's existence or waiting depends on looks at the coordinate. Each chip
 has units of its own and meets others through dependencies alone, so then all chips along the axis have the same times,
 ties included (the chip comes last in the key), and a reference to a neighbour is one to the chip itself.
 
@@ -73,7 +73,7 @@ def _against(graph: TaskGraph, classes: list[EntityClass], axis: str) -> str:
     """Why the axis cannot be folded, "" if it can."""
     for cls in classes:
         number = cls.axes.index(axis)
-        if not cls.wraps[number]:
+        if not cls.wraps[number] and any(ref.on.get(axis) for task in cls.tasks.values() for ref in _references(task)):
             return "it does not wrap around"
         turned = cls.coordinates.copy()
         turned[:, number] = (turned[:, number] + 1) % cls.sizes[number]

@@ -32,7 +32,7 @@ from simcore.graph.access import Access
 from simcore.graph.reference import At, Indices, Ref
 from simcore.graph.work import NOTHING, Work
 
-UNIT_KINDS = ("hbm", "mxu", "vpu", "ici", "pcie", "dcn", "nvlink", "network", "server")
+UNIT_KINDS = ("hbm", "mxu", "vpu", "ici", "pcie", "dcn", "dcn_share", "nvlink", "network", "server")
 """Kinds that a chip gives a rate to; a "server" serves fixed work only."""
 
 Guard: TypeAlias = Callable[[Indices, Indices], Any]
@@ -319,7 +319,7 @@ class EntityClass:
 
 def default_kind(unit_kind: str) -> str:
     """What the tasks of a kind of unit are called unless they say it: ``matmul`` for the MXU's."""
-    return {"mxu": "matmul", "vpu": "vector", "hbm": "hbm_load"}.get(unit_kind, unit_kind)
+    return {"mxu": "matmul", "vpu": "vector", "hbm": "hbm_load", "dcn_share": "dcn"}.get(unit_kind, unit_kind)
 
 
 @dataclass(eq=False)

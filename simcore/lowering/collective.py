@@ -8,6 +8,7 @@ from typing import Any
 
 from simcore.collectives import RingTensor
 from simcore.collectives.auto import choices, collective
+from simcore.collectives.mixed import in_turn
 from simcore.collectives.tensor import even_split
 from simcore.dtypes import bytes_of, dtype_bits
 from simcore.errors import GraphError
@@ -112,8 +113,15 @@ class _Lowered:
             return list(after)
         axes = axes or self.axes
         options, notes = self.program.options, TaskGraph("notes")
-        asked = (self.cls, f"{self.name}.{''.join(axes)}", kind, axes, array)
-        more |= {"chip": self.program.chip, "network": options.network(axes), "direction": options.ring_direction}
+        networks = {axis: options.network(axis) for axis in axes}
+        asked = (self.cls, f"{self.name}.{'.'.join(axes)}", kind, axes, array)
+        if len(axes) > 1 and set(networks.values()) != {"ici"}:
+            made: dict[str, Any] = {"networks": networks, "direction": options.ring_direction}
+            over = ", ".join(f"{axis}={dict(self.grid)[axis]} ({network})" for axis, network in networks.items())
+            self.program.note_collective(f"{kind} over {over}: rings, one axis after the other, the slowest least")
+            return [in_turn(kind, *asked[:2], axes, array, after=after, **made)]
+        network = next(iter(networks.values()))
+        more |= {"chip": self.program.chip, "network": network, "direction": options.ring_direction}
         algorithm = "auto"
         if options.algorithm == "ring":
             algorithm = next(one.name for one in choices(*asked, **more) if not one.name.startswith("one shot"))

@@ -7,7 +7,7 @@ operations of a kind share, so that the next operation's first tiles are loaded 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -44,7 +44,7 @@ class LoweringOptions:
     ring_direction : "one_way" or "both" directions of a ring's links.
     algorithm : "auto", the fastest by its closed form; or "ring", which leaves out sending whole arrays in one shot.
     lines : mesh axes that do not wrap around.
-    networks : mesh axis -> "ici" (where it is not given), "nvlink", "network" or "dcn".
+    networks : mesh axis -> "ici" (where it is not given), "nvlink", "network", "dcn" or "dcn_share".
     """
 
     buffers: int = 2
@@ -62,12 +62,9 @@ class LoweringOptions:
         if self.algorithm not in ("auto", "ring"):
             raise GraphError(f"algorithm {self.algorithm!r}; auto or ring is meant")
 
-    def network(self, axes: Sequence[str]) -> str:
-        """The network of all of ``axes``. Raises `GraphError` where they differ."""
-        found = {self.networks.get(axis, "ici") for axis in axes}
-        if len(found) > 1:
-            raise GraphError(f"axes {', '.join(axes)} are on different networks ({', '.join(sorted(found))})")
-        return found.pop()
+    def network(self, axis: str) -> str:
+        """The network that a mesh axis is on."""
+        return self.networks.get(axis, "ici")
 
 
 @dataclass(frozen=True, slots=True)

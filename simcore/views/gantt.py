@@ -40,7 +40,7 @@ MOST_LABELS = 600
 CHARACTER_IN = 0.062
 HATCH_FROM_IN = 0.06
 OUTLINE_FROM_IN = 0.03
-STRIPPED = ("mxu", "vpu", "hbm", "ici", "nvlink", "pcie", "dcn", "network")
+STRIPPED = ("mxu", "vpu", "hbm", "ici", "nvlink", "pcie", "dcn", "dcn_share", "network")
 
 
 @dataclass(frozen=True, slots=True)

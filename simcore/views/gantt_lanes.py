@@ -15,8 +15,16 @@ from simcore.timeline import COMPUTE_UNITS, IntColumn, Timeline
 from simcore.views.palette import EXPOSED, SLOT, WAITING, Style, style_of
 
 BoolColumn = npt.NDArray[np.bool_]
-UNIT_ORDER = ("mxu", "vpu", "hbm", "ici", "nvlink", "pcie", "dcn", "network", "server")
-KIND_LABELS = {"mxu": "MXU", "vpu": "VPU", "ici": "ICI", "pcie": "PCIe", "dcn": "DCN", "nvlink": "NVLink"}
+UNIT_ORDER = ("mxu", "vpu", "hbm", "ici", "nvlink", "pcie", "dcn", "dcn_share", "network", "server")
+KIND_LABELS = {
+    "mxu": "MXU",
+    "vpu": "VPU",
+    "ici": "ICI",
+    "pcie": "PCIe",
+    "dcn": "DCN",
+    "dcn_share": "DCN share",
+    "nvlink": "NVLink",
+}
 MOST_POOLS, MOST_SLOTS, MOST_GROUPS = 3, 4, 4
 
 

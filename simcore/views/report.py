@@ -17,6 +17,7 @@ CAUSES = {
     "ici": "waiting for a link (ICI)",
     "pcie": "waiting for PCIe",
     "dcn": "waiting for the data-centre network (DCN)",
+    "dcn_share": "waiting for the host's network card (DCN)",
     "nvlink": "waiting for NVLink",
     "network": "waiting for the network",
     "latency": "hop latency of a message",
@@ -34,6 +35,7 @@ RESOURCES = {
     "ici": "ICI",
     "pcie": "PCIe",
     "dcn": "DCN",
+    "dcn_share": "DCN, a chip's share",
     "nvlink": "NVLink",
     "network": "network",
 }
