@@ -1,8 +1,8 @@
-"""One prefill of a model: all positions of every prompt at once, caches filled, logits of the last position.
+"""The prefill of a batch of prompts: all positions at once, caches filled, logits of the last position.
 
-The same layers as in ``decode_step``, but with thousands of rows: the matmuls are compute-bound, activations that do
-not fit in VMEM move through HBM, and attention runs by blocks with an online softmax, so that scores never leave VMEM.
-``--causal skip`` leaves out the blocks above the diagonal, as kernels do; ``full`` computes the whole rectangle.
+Matmuls are large and compute-bound; attention grows with the square of the context. ``--causal skip`` leaves out the
+blocks of scores above the diagonal, as a flash kernel does; ``--causal full`` computes the whole rectangle.
+``--cached`` positions make it a chunk of a longer prompt.
 """
 
 from __future__ import annotations
@@ -10,43 +10,46 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from scenarios._serving import Serving, chip_bounds, held_figures, lowering, placed, rate_figures, step_options
 from simcore.chips import Chip
-from simcore.lowering import LoweringOptions, lower
+from simcore.lowering import lower
 from simcore.scenario import Simulation, param, run_script
 from workloads.accounting import account
 from workloads.catalogue import load_model
 from workloads.transformer import prefill
 
 EXAMPLE = "--context 1024 --ring 4"
-GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Serving):
     model: str = param("example-6b", help="a model's name, or the path of a config.json")
     batch: int = param(1, help="prompts", minimum=1, maximum=10_000)
-    context: int = param(2048, help="positions of each prompt", minimum=1, maximum=1_000_000)
-    ring: int = param(1, help="chips that the model is split over", minimum=1, maximum=4096)
+    context: int = param(2048, help="new positions of each prompt", minimum=1, maximum=1_000_000)
+    cached: int = param(0, help="positions of each prompt that are cached already", minimum=0, maximum=10_000_000)
     causal: Literal["full", "skip"] = param("skip", help="compute all score blocks, or skip those above the diagonal")
-    buffers: int = param(2, help="buffers of each kind of tile", minimum=1, maximum=64)
-    direction: Literal["one_way", "both"] = param("both", help="directions of the ring's links that are used")
 
 
 def build(p: Parameters, chip: Chip) -> Simulation:
-    config = load_model(p.model)
-    ops = prefill(config, batch=p.batch, context=p.context, ring=p.ring, causal=p.causal)
-    graph = lower(ops, chip, LoweringOptions(buffers=p.buffers, ring_direction=p.direction))
-    held = account(config, batch=p.batch, cached=0, new=p.context)
-    extra = {
-        "model_parameters": held.parameters,
-        "weight_bytes": held.weight_bytes,
-        "kv_cache_bytes": held.kv_cache_bytes,
-        "weights_and_kv_gib": held.weights_and_kv_bytes / GIB,
-        "tokens": p.batch * p.context,
-    }
+    config, where, options = load_model(p.model), placed(p, chip), step_options(p)
+    sizes = {"batch": p.batch, "cached": p.cached}
+    ops = prefill(config, context=p.context, plan=where, causal=p.causal, **sizes, **options)
+    held = account(config, new=p.context, **sizes, **options)
+    dtype = p.activation_dtype or config.dtype
+    holds, first = held_figures(config, held)
+    bounds, second = chip_bounds(ops, chip, dtype)
+    needed = held.layer_flops + held.attention_needed_flops + held.vocabulary_flops
     how = "skips score blocks above the diagonal" if p.causal == "skip" else "computes the full rectangle of scores"
-    notes = (f"{config.name}: {p.batch} x {p.context} positions; attention {how}",)
-    return Simulation(graph, extra=extra, notes=notes)
+    tokens = p.batch * p.context
+    return Simulation(
+        lower(ops, chip, lowering(p, where)),
+        extra=holds | bounds | {"tokens": tokens},
+        notes=(first, f"{p.batch} x {p.context} positions; attention {how}", second),
+        derive=lambda result: rate_figures(
+            result, tokens=tokens, model_flops=needed, needed_bytes=held.read_bytes, dtype=dtype,
+            price=p.price_per_chip_hour,
+        ),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import hashlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,11 +62,15 @@ RESERVED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What ``build`` may return: the graph, figures for ``--json`` beside the fixed ones, and notes for the report."""
+    """What ``build`` may return: the graph, figures for ``--json`` beside the fixed ones, and notes for the report.
+
+    ``derive`` gives more figures and notes from the result, such as rates.
+    """
 
     graph: TaskGraph
     extra: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    derive: Callable[[RunResult], tuple[Mapping[str, Any], tuple[str, ...]]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,10 @@ class Scenario:
             parameters=self.plain(parameters),
             extra=built.extra,
         )
-        return dataclasses.replace(result, notes=(*result.notes, *built.notes)) if built.notes else result
+        figures, notes = built.derive(result) if built.derive is not None else ({}, ())
+        return dataclasses.replace(
+            result, extra={**result.extra, **figures}, notes=(*result.notes, *built.notes, *notes)
+        )
 
     def _finished(self, result: RunResult, parameters: Any) -> RunResult:
         return dataclasses.replace(result, scenario=self.name, parameters=self.plain(parameters))

@@ -1,9 +1,10 @@
 """Folding: chips that provably do the same are simulated once.
 
 A mesh axis can be folded where rotating all chips along it maps the program onto itself: it wraps around (or nothing
-refers to a neighbour along it), every class has all its coordinates, and nothing that a task's existence or waiting depends on looks at the coordinate. Each chip
-has units of its own and meets others through dependencies alone, so then all chips along the axis have the same times,
-ties included (the chip comes last in the key), and a reference to a neighbour is one to the chip itself.
+refers to a neighbour along it), every class has all its coordinates, and nothing that a task's existence or waiting
+depends on looks at the coordinate. Each chip has units of its own and meets others through dependencies alone, so then
+all chips along the axis have the same times, ties included (the chip comes last in the key), and a reference to a
+neighbour is one to the chip itself.
 
 Exact or not done: what cannot be shown is simulated in full, and `Folded.why` says what stood against it. Functions
 that give regions and values are not looked at: they have no part in time.
