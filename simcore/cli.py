@@ -16,6 +16,7 @@ from simcore.errors import ScenarioError, SimcoreError, nearest
 COMMANDS = {
     "run": "simulate a scenario: how long, what holds it back, what overlaps",
     "sweep": "run a scenario over a grid of parameters, in parallel, into a CSV file",
+    "matmul": "plan a sharded matmul: its collectives, its bounds, its simulated time",
     "list": "the scenarios, chips, models and topologies there are",
     "model": "what a model's config.json amounts to: parameters, bytes, FLOPs",
 }

@@ -1,6 +1,7 @@
 """What the README and the docs show works as typed."""
 
 import re
+import shlex
 from pathlib import Path
 
 import matplotlib
@@ -37,7 +38,7 @@ def test_python_on_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch, c
 @pytest.mark.parametrize("command", [command for page in PAGES for command in commands(page)])
 def test_commands_on_a_page_work_as_typed(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    arguments = command.split()
+    arguments = shlex.split(command)
     if arguments[0] == "sweep":
         arguments += ["--jobs", "1"]
     assert main(arguments) in (0, 3)

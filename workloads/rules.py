@@ -10,7 +10,7 @@
 *groups* are data, fsdp and expert: chips with requests of their own. A weight's fsdp axes split its largest dimension
 that they divide, and are gathered before each use. Where the new positions do not divide, as in a decode step, a
 sequence plan splits the residual's requests or its width instead. The first of context's two uses is the prompt's
-positions; while decoding it splits feed-forward columns and the vocabulary, which nothing else would.
+positions; while decoding it splits feed-forward columns and the vocabulary too, where they divide.
 """
 
 from __future__ import annotations
@@ -47,10 +47,14 @@ class Rules:
         """The context axes where they split new positions."""
         return self.placed.of("context") if self.sizes["T"] > 1 else ()
 
+    def columns(self, dim: str) -> Axes:
+        """What splits feed-forward columns or the vocabulary."""
+        both = self.placed.of("tensor", "context")
+        return both if self.sizes["T"] == 1 and self.sizes[dim] % self.ways(both) == 0 else self.placed.of("tensor")
+
     @property
-    def columns(self) -> Axes:
-        """What splits feed-forward columns and the vocabulary."""
-        return self.placed.of("tensor") if self.sizes["T"] > 1 else self.placed.of("tensor", "context")
+    def _columns(self) -> dict[str, Axes]:
+        return {dim: self.columns(dim) for dim in COLUMNS if dim in self.sizes}
 
     # -- weights ----------------------------------------------------------------------------------------------
 
@@ -69,7 +73,7 @@ class Rules:
     def stationary(self, layout: TensorLayout) -> TensorLayout:
         """How a matmul sees a weight: without the fsdp axes."""
         split: dict[str, Axes] = dict.fromkeys(HEADS, self.placed.of("tensor"))
-        split |= dict.fromkeys(COLUMNS, self.columns)
+        split |= self._columns
         split["D"] = self.placed.of("tensor2")
         if layout.dims[0].name == "E":  # a stack of experts; a router's columns are whole
             split["E"] = self.placed.of("expert")
@@ -83,7 +87,8 @@ class Rules:
     def complete(self, layout: TensorLayout) -> TensorLayout:
         """An activation as what is not linear needs it: complete, split as its dimensions are."""
         rows: dict[str, Axes] = {"B": self.groups, "T": self.context}
-        split = rows | dict.fromkeys(HEADS, self.placed.of("tensor")) | dict.fromkeys(COLUMNS, self.columns)
+        rows["Cx"] = self.placed.of("context")
+        split = rows | dict.fromkeys(HEADS, self.placed.of("tensor")) | self._columns
         return TensorLayout(layout.name, tuple(Dim(dim.name, split.get(dim.name, ())) for dim in layout.dims))
 
     def heads(self, layout: TensorLayout) -> TensorLayout:

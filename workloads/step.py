@@ -120,6 +120,23 @@ class Step:
         k = config.n_kv_heads
         return self.ring if k < self.ring and self.ring % k == 0 else k
 
+    def _places(self, positions: int) -> int:
+        """Length of a cache: on each of n chips that positions are dealt out over, room for one in n of them.
+
+        While decoding there is room for two more besides: a window's edge need not be a chip's, and a chip whose turn
+        it is not writes to its next place.
+        """
+        n = self.plan.context
+        if n == 1:
+            return positions
+        return n * (-(-positions // n) + (2 if self.new == 1 else 0))
+
+    def _values_width(self, config: ModelConfig) -> int:
+        """Values of a head that attention gives."""
+        if config.mla is None:
+            return config.head_dim
+        return config.mla.kv_lora_rank if self.uses_absorbed() else config.mla.v_head_dim
+
     def sizes(self, config: ModelConfig) -> dict[str, int]:
         """Dimension -> size, of all the dimensions that blocks use."""
         moe, mla = config.moe, config.mla
@@ -127,9 +144,10 @@ class Step:
             "B": self.batch, "T": self.new, "T'": 1, "J": 1,
             "D": config.d_model, "N": config.n_heads, "K": self.kv_heads(config), "H": config.head_dim,
             "F": config.d_ff, "V": config.vocabulary_size,
-            "S": self.context,
-            "Sw": min(self.context, config.sliding_window or self.context),
-            "Sc": min(self.context, config.attention_chunk or self.context),
+            "S": self._places(self.context),
+            "Sw": self._places(min(self.context, config.sliding_window or self.context)),
+            "Sc": self._places(min(self.context, config.attention_chunk or self.context)),
+            "Cx": self.plan.context, "Hs": self._values_width(config) + 1,
             "P": max(config.learned_positions, 1),
         }  # fmt: skip
         if moe is not None:
@@ -250,6 +268,15 @@ def check_plan(config: ModelConfig, step: Step) -> None:
         raise ModelConfigError(
             f"{plan.groups} groups of chips run one program: give each the same {per_group} lengths, in the same order"
         )
+    if plan.context > 1 and step.kernel == "naive":
+        raise ModelConfigError("naive attention has all positions of its requests: context needs the flash kernel")
+    if plan.context > 1 and step.new > 1:
+        if any(step.cached):
+            raise ModelConfigError("a chunk of a prompt with context > 1: only from an empty cache")
+        if len(step.placed.of("context")) > 1:
+            raise ModelConfigError(
+                f"context = {plan.context} lies on several axes, and keys go round a ring: lay it on one axis (map)"
+            )
     if step.new > 1 and step.new % plan.context:
         raise ModelConfigError(
             f"{step.new} new positions do not divide over context = {plan.context}: a multiple of it would"

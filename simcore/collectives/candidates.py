@@ -203,6 +203,12 @@ def _on_a_switch(r: Request) -> list[Candidate]:
             return switch.all_to_all(r.cls, r.name, axis, r.tensor, r.out, **options)
 
         return [Candidate("direct", r.time(through_switch.direct_ps, n, shard), exchange)]
+    if r.kind == "CollectivePermute":
+
+        def straight() -> Task:
+            return switch.permute(r.cls, r.name, axis, r.tensor, r.out, shift=r.shift, **options)
+
+        return [Candidate("direct", r.time(forms.permute_ps, 1 if r.shift % n else 0, shard), straight)]
     if r.kind in ("Broadcast", "Reduce"):
         tree = switch.broadcast if r.kind == "Broadcast" else switch.reduce
         form = through_switch.tree_broadcast_ps if r.kind == "Broadcast" else through_switch.tree_reduce_ps

@@ -106,6 +106,50 @@ def all_to_all(
     return cls.task(f"{name}.end", after=[begin, *kept, *_both_ends(sends)], kind="sync")
 
 
+def permute(
+    cls: EntityClass,
+    name: str,
+    axis: str,
+    tensor: RingTensor,
+    out: str | RingTensor,
+    wire: Wire,
+    shift: int = 1,
+    after: Sequence[Reference] = (),
+) -> Task:
+    """CollectivePermute: each chip sends its array of ``shard_bytes`` to the one ``shift`` places on, V/b + l."""
+    n, size = _size(cls, axis, tensor), tensor.shard_elements
+    target = output_of(cls, tensor, out)
+    begin, mover = cls.task(f"{name}.begin", after=after, kind="sync"), Mover(cls, tensor)
+
+    def whole(i: Indices, c: Indices) -> tuple[slice, ...]:
+        return tensor.block(0, 0, size)
+
+    if shift % n == 0:
+        kept = mover.add(
+            f"{name}.keep",
+            elements=size,
+            operands=1,
+            after=[begin],
+            reads=[tensor.access(whole)],
+            writes=[target.access(whole)],
+            function=lambda own: own,
+        )
+        return cls.task(f"{name}.end", after=[begin, *kept.refs()], kind="sync")
+    to = {axis: shift % n}
+    mover.cls.unit(wire.out, kind=wire.kind)
+    sent = mover.send(
+        f"{name}.send",
+        wire,
+        to,
+        bytes=tensor.shard_bytes,
+        after=[begin, Ref(begin.name, on=to)],
+        reads=[tensor.access(whole)],
+        writes=[target.access(whole, on=to)],
+        function=lambda array: array,
+    )
+    return cls.task(f"{name}.end", after=[begin, *_both_ends([sent])], kind="sync")
+
+
 def _size(cls: EntityClass, axis: str, tensor: RingTensor) -> int:
     tensor.require_even("a collective on a switch")
     return ring_size(cls, axis)

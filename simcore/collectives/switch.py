@@ -29,7 +29,7 @@ from simcore.errors import GraphError, nearest
 from simcore.graph import EntityClass, Task
 from simcore.graph.graph import Reference
 
-NETWORKS = ("nvlink", "network", "dcn")
+NETWORKS = ("nvlink", "network", "dcn", "dcn_share")
 GATHERS = ("ring", "halving_doubling", "direct")
 ALL_REDUCES = ("ring", "halving_doubling", "direct", "two_shot", "tree", "in_network")
 
@@ -123,6 +123,21 @@ def all_to_all(
 ) -> Task:
     """AllToAll of blocks of ``shard_bytes`` = V/n^2 from ``tensor`` into ``out``, straight: (n - 1) V/(n^2 b) + l."""
     return direct.all_to_all(cls, name, axis, tensor, out, _wire(network), after)
+
+
+def permute(
+    cls: EntityClass,
+    name: str,
+    axis: str,
+    tensor: RingTensor,
+    out: str | RingTensor,
+    *,
+    shift: int = 1,
+    network: str = "nvlink",
+    after: Sequence[Reference] = (),
+) -> Task:
+    """CollectivePermute of ``shard_bytes`` from ``tensor`` into ``out`` of the chip ``shift`` places on: V/b + l."""
+    return direct.permute(cls, name, axis, tensor, out, _wire(network), shift, after)
 
 
 def broadcast(

@@ -13,6 +13,9 @@ product.
 | the same on a line | V / (4 b): half of V crosses the middle, half of that each way | n - 1 |
 
 Axes used at once add their rates. The book's time is the greater of bandwidth and latency.
+
+On a switch, b one-way of a port and l through the switch, n devices send (n - 1)/n V one after another:
+(n - 1) V / (n b) + l for a gather, an AllReduce twice that, an AllToAll a n-th.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from dataclasses import dataclass, field
 
 from simcore.errors import LayoutError
 from simcore.layout.mesh import Mesh
-from simcore.layout.steps import CollectiveStep, LocalMatmul, Step
+from simcore.layout.steps import CollectiveStep, LocalMatmul, Step, gathers_in_turn
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class CostModel:
 
     ``finite`` replaces the book's large-n forms by those of a ring of n: (N - 1)/N of the bandwidth term, plus
     (not or) ``floor(n_i/2)`` hops, as the simulation has them. An axis of two that wraps stands for two links.
+    ``in_turn`` takes a gather of several dimensions at once as one after another, as it is lowered, instead of at
+    the rates of all its axes together. ``switch`` takes the devices to be on a switch, not on axes of links.
     """
 
     link_bandwidth_bytes_per_s: float
@@ -39,6 +44,8 @@ class CostModel:
     peak_flops_per_s: float
     wraps: Mapping[str, bool] = field(default_factory=dict)
     finite: bool = False
+    in_turn: bool = False
+    switch: bool = False
 
     def __post_init__(self) -> None:
         for name in ("link_bandwidth_bytes_per_s", "peak_flops_per_s"):
@@ -56,6 +63,8 @@ class CostModel:
         """Seconds that ``step`` takes, nothing else running."""
         if isinstance(step, LocalMatmul):
             return step.flops / self.peak_flops_per_s
+        if self.in_turn and step.kind == "AllGather" and step.dim is None:
+            return sum(self(each) for each in gathers_in_turn(step))
         axes = [
             (size, self.wraps.get(name, True))
             for name, size in zip(step.axes, step.axis_sizes, strict=True)
@@ -63,6 +72,8 @@ class CostModel:
         ]
         if step.kind == "Slice" or not axes:
             return 0.0
+        if self.switch:
+            return self._on_switch_s(step, math.prod(size for size, _ in axes))
         if step.kind == "AllToAll":
             bandwidth = self._all_to_all_s(step, axes)
         else:
@@ -70,6 +81,11 @@ class CostModel:
         latency = self.hop_latency_s * sum(self._hops(size, wraps) for size, wraps in axes)
         time = bandwidth + latency if self.finite else max(bandwidth, latency)
         return 2 * time if step.kind == "AllReduce" else time
+
+    def _on_switch_s(self, step: CollectiveStep, n: int) -> float:
+        once = (n - 1) / n * step.full_bytes / self.link_bandwidth_bytes_per_s
+        once = (once / n if step.kind == "AllToAll" else once) + self.hop_latency_s
+        return 2 * once if step.kind == "AllReduce" else once
 
     def _hops(self, size: int, wraps: bool) -> float:
         if not wraps:

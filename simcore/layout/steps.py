@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias, get_args
 
 from simcore.layout.layout import TensorLayout, format_subscript
 from simcore.layout.mesh import Mesh
-from simcore.layout.rules import contraction
+from simcore.layout.rules import all_gather, contraction
 
 CollectiveKind: TypeAlias = Literal["AllGather", "ReduceScatter", "AllReduce", "AllToAll", "Slice"]
 COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
@@ -81,3 +81,17 @@ def local_matmul(
         for dims in (parts.batch, parts.left_only, parts.contracted, parts.right_only)
     )
     return LocalMatmul(m, k, n, 2 * batch * m * k * n, batch, left, right, out)
+
+
+def gathers_in_turn(step: CollectiveStep) -> list[CollectiveStep]:
+    """An AllGather of several dimensions as one AllGather of each, in the dimensions' order."""
+    sizes = dict(zip(step.axes, step.axis_sizes, strict=True))
+    found, before, local = [], step.before, step.local_bytes
+    for dim in step.before.dims:
+        axes = tuple(axis for axis in dim.axes if axis in sizes)
+        if axes:
+            ways = tuple(sizes[axis] for axis in axes)
+            after, full = all_gather(before, axes, dim.name), local * math.prod(ways)
+            found.append(CollectiveStep("AllGather", step.tensor, axes, ways, dim.name, before, after, local, full))
+            before, local = after, full
+    return found

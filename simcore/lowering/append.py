@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from simcore.dtypes import bytes_of
+from simcore.errors import GraphError
 from simcore.graph import BufferAccess, Ref, Take, TensorAccess, Transfer, WithIndices
 from simcore.graph.access import Access, Region, RegionFunction
 from simcore.graph.reference import Indices
@@ -35,6 +37,11 @@ class _Lowering:
         self.operation = replace(operation, at=of_local_requests(self.name, operation.at, self.requests))
         self.new = rows // self.requests
         self.kept = min(self.new, self.length)
+        mesh = program.ops.mesh
+        self.stripes = [(axis, mesh.axis_size((axis,))) for axis in operation.stripes]
+        self.n = math.prod(size for _, size in self.stripes)
+        if self.n > 1 and self.new > 1 and any(self.operation.at):
+            raise GraphError(f"{self.name}: positions that are dealt out are appended one by one, or to empty caches")
         streamed = not program.is_resident(operation.source)
         row_bytes = bytes_of(self.columns, operation.source.dtype)
         self.blocks = RowBlocks(program, self.name, self.kept, row_bytes, streamed)
@@ -54,22 +61,27 @@ class _Lowering:
         row = int(i[self.request]) * self.new + first
         return (slice(row, row + count), slice(0, self.columns))
 
-    def _slots(self, i: Indices) -> tuple[slice, slice]:
+    def _slots(self, i: Indices, c: Indices) -> tuple[slice, slice]:
         first, count = self._part(i)
-        return ring_slices(self.operation.at[int(i[self.request])] + first, count, self.length)
+        at, mine = self.operation.at[int(i[self.request])], 0
+        for axis, size in self.stripes:
+            mine = mine * size + int(c[axis])
+        # The first place whose position is not before the new one.
+        place = -(-(at - mine) // self.n) if at > mine else 0
+        return ring_slices(place + first, count, self.length)
 
     def _there(self, number: int) -> RegionFunction:
-        def region(i: Indices, _: Indices) -> Region:
+        def region(i: Indices, c: Indices) -> Region:
             request = int(i[self.request])
             lead = self.program.lead(self.operation.cache, i)
-            return (*lead, slice(request, request + 1), self._slots(i)[number], slice(0, self.columns))
+            return (*lead, slice(request, request + 1), self._slots(i, c)[number], slice(0, self.columns))
 
         return region
 
-    def _cut(self, i: Indices, _: Indices, rows: Any) -> Any:
+    def _cut(self, i: Indices, c: Indices, rows: Any) -> Any:
         """The rows up to the end of the cache, and those that go on at its start."""
         rows = np.asarray(rows).reshape(-1, self.columns)
-        first, _second = self._slots(i)
+        first, _second = self._slots(i, c)
         cut = first.stop - first.start
         return rows[:cut], rows[cut:]
 
@@ -77,7 +89,7 @@ class _Lowering:
         program, cls, name = self.program, self.program.cls, self.name
         source, cache = self.operation.source, self.operation.cache
         cls.unit("hbm")
-        two = max(self.operation.at) + self.new > self.length
+        two = -(-max(self.operation.at) // self.n) + self.new > self.length
         with cls.loop(self.request, self.requests), cls.loop(self.blocks.loop, self.blocks.count):
             reads: list[Access] = [TensorAccess(source.name, self._mine)]
             after = program.after(source)

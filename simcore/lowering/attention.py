@@ -9,6 +9,7 @@ Source of the online softmax: Milakov and Gimelshein 2018; of the blocking: Dao 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -22,10 +23,10 @@ from simcore.graph.access import Access, Region
 from simcore.graph.graph import Reference
 from simcore.graph.reference import Indices
 from simcore.graph.work import IntArray
-from simcore.lowering.attention_values import AttentionValues, normalise, online_softmax
+from simcore.lowering.attention_values import AttentionValues, normalise, normalise_and_keep_sums, online_softmax
 from simcore.lowering.matmul import LOAD_QUEUE, STORE_QUEUE
 from simcore.lowering.program import Program, compute_dtype, of_local_requests
-from simcore.lowering.spans import Loops, Span, spans
+from simcore.lowering.spans import Loops, Span, Stripe, spans
 from simcore.opgraph.operations import Attention
 from simcore.opgraph.tensor import ShardedTensor
 
@@ -59,7 +60,8 @@ class AttentionLowering:
         self.requests, self.new, heads, self.k_dim = operation.q.layout.local_shape(sizes, mesh)
         cached = of_local_requests(operation.name, operation.cached, self.requests)
         self.operation = operation = replace(operation, cached=cached)
-        self.v_dim = operation.out.layout.local_shape(sizes, mesh)[3]
+        self.out_dim = operation.out.layout.local_shape(sizes, mesh)[3]
+        self.v_dim = self.out_dim - operation.sums
         k_shape = operation.k.layout.local_shape(sizes, mesh)
         self.kv_heads = k_shape[2] if len(k_shape) == 4 else 1
         self.group = heads // self.kv_heads
@@ -68,8 +70,13 @@ class AttentionLowering:
         self.heads = self.kv_block * self.group
         self.q_block = q_block
         self.loops = Loops(*(f"{self.name}.{loop}" for loop in ("request", "heads", "queries", "")))
-        self.sources = spans(operation, self.new, new_block, cached_block, q_block)
-        self.values = AttentionValues(operation, self.heads, self.kv_block, self.k_dim, self.v_dim, self.new, q_block)
+        axes = tuple((axis, mesh.axis_size((axis,))) for axis in operation.stripes)
+        split = operation.q.layout.dims[1].axes
+        stripe = Stripe(math.prod(size for _, size in axes), False, bool(axes) and bool(split), operation.shift)
+        self.sources = spans(operation, self.new, new_block, cached_block, q_block, stripe)
+        self.values = AttentionValues(
+            operation, self.heads, self.kv_block, self.k_dim, self.v_dim, self.new, q_block, axes
+        )
         for unit in ("hbm", "mxu", "vpu"):
             self.cls.unit(unit)
         self._pools(max(source.block for source in self.sources))
@@ -108,7 +115,7 @@ class AttentionLowering:
         if not program.is_resident(operation.q):
             program.pool(QUERIES, bytes_of(self.q_block * self.heads * self.k_dim, operation.q.dtype))
         if not program.is_resident(operation.out):
-            program.pool(OUT, bytes_of(self.q_block * self.heads * self.v_dim, operation.out.dtype))
+            program.pool(OUT, bytes_of(self.q_block * self.heads * self.out_dim, operation.out.dtype))
 
     # -- loops and regions ------------------------------------------------------------------------------------
 
@@ -137,7 +144,8 @@ class AttentionLowering:
         return region
 
     def _kv_regions(self, source: Span, tensor: ShardedTensor, width: int) -> list[Any]:
-        length, loops = self.program.ops.sizes[tensor.dim_names[1]], self.loops
+        ops, loops = self.program.ops, self.loops
+        length = tensor.layout.local_shape(ops.sizes, ops.mesh)[1]
 
         def columns(i: Indices) -> slice:
             first = int(i[loops.heads]) * self.kv_block * width
@@ -167,8 +175,8 @@ class AttentionLowering:
                 with cls.loop(self._loops(source).block, source.count):
                     self._blocks(source)
             stores = not program.is_resident(operation.out)
-            rows = TensorAccess(operation.out.name, self._q_rows(self.v_dim))
-            elements = self._q_sizes()[:, 0] * self.heads * self.v_dim
+            rows = TensorAccess(operation.out.name, self._q_rows(self.out_dim))
+            elements = self._q_sizes()[:, 0] * self.heads * self.out_dim
             finish = cls.task(
                 self._task("finish"),
                 unit="vpu",
@@ -181,7 +189,7 @@ class AttentionLowering:
                 takes=[Take(OUT, freed_by=[Ref(self._task("store"))])] if stores else [],
                 reads=[BufferAccess(SUMS, opened.ref())],
                 writes=[BufferAccess(OUT) if stores else rows],
-                function=normalise,
+                function=normalise_and_keep_sums if operation.sums else normalise,
             )
             end = finish
             if stores:

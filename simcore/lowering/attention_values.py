@@ -25,6 +25,15 @@ class AttentionValues:
     v_dim: int
     new: int
     q_block: int
+    stripes: tuple[tuple[str, int], ...] = ()
+    """mesh axes, with their sizes, that positions are dealt out over"""
+
+    def chip(self, c: Indices) -> int:
+        """The number of a chip among those that positions are dealt out over."""
+        number = 0
+        for axis, size in self.stripes:
+            number = number * size + int(c[axis])
+        return number
 
     def sums_region(self, loops: Loops) -> RegionFunction:
         """The part of a buffer of sums that a block of queries uses."""
@@ -51,14 +60,23 @@ class AttentionValues:
     def scores(self, source: Span, loops: Loops) -> Callable[..., Any]:
         """Scores [heads, queries, positions] of a block, minus infinity where a query does not see a position."""
 
-        def scores(i: Indices, _: Indices, q: Any, *keys: Any) -> Any:
+        stripe = source.stripe
+
+        def scores(i: Indices, c: Indices, q: Any, *keys: Any) -> Any:
             k = np.concatenate([part.reshape(-1, part.shape[-1]) for part in keys])
             queries = q.reshape(-1, self.heads, self.k_dim).transpose(1, 0, 2)
             product = queries @ self._by_head(k, self.k_dim).transpose(0, 2, 1) * self.operation.scale
             begin, count = source.begin(i, loops)
-            at = int(source.cached[int(i[loops.request])]) + int(i[loops.queries]) * self.q_block
-            mine, theirs = (at + np.arange(product.shape[1]))[:, None], begin + np.arange(count)
+            chip = self.chip(c)
+            cached = int(source.cached[int(i[loops.request])])
+            places = int(i[loops.queries]) * self.q_block + np.arange(product.shape[1])
+            mine = stripe.query(cached, places, chip)[:, None]
+            theirs = stripe.key(begin + np.arange(count), (chip - stripe.shift) % stripe.n)
             seen = (theirs <= mine) & (theirs >= self.operation.view.first(mine))
+            if source.label == "cached":
+                seen &= theirs < cached  # a place may be empty yet
+            elif stripe.n > 1 and not stripe.of_keys:
+                seen &= theirs % stripe.n == chip  # each new position counts on the chip that will have it
             return np.where(seen, product, -np.inf)
 
         return scores
@@ -76,6 +94,9 @@ class AttentionValues:
 
     def _added(self, weights: Any, sums: Any, rows: Any) -> Any:
         added = sums.copy()
+        if self.stripes:  # what no query sees may not have been written yet
+            unseen = (weights == 0).all(axis=(0, 1))
+            rows = np.where(unseen[:, None], 0.0, rows.reshape(len(unseen), -1))
         added[..., : self.v_dim] += weights @ self._by_head(rows, self.v_dim)
         return added
 
@@ -91,6 +112,19 @@ def online_softmax(scores: Any, sums: Any) -> tuple[Any, Any]:
     values = sums[..., :-2] * factor[..., None]
     total = sums[..., -1] * factor + weights.sum(axis=-1)
     return weights, np.concatenate([values, highest[..., None], total[..., None]], axis=-1)
+
+
+def normalise_and_keep_sums(sums: Any) -> Any:
+    """Rows [queries, heads x (v_dim + 1)]: of each head its normalised values and the logarithm of its sum of weights,
+    zeros and -inf where nothing was seen."""
+    total, highest = sums[..., -1:], sums[..., -2:-1]
+    nothing = total == 0
+    safe = np.where(nothing, 1.0, total)
+    values = np.where(nothing, 0.0, sums[..., :-2] / safe)
+    log = np.where(nothing, -np.inf, highest + np.log(safe))
+    out = np.concatenate([values, log], axis=-1)
+    heads, queries, width = out.shape
+    return out.transpose(1, 0, 2).reshape(queries, heads * width)
 
 
 def normalise(sums: Any) -> Any:

@@ -58,6 +58,9 @@ class _Lowered:
                     after = self._exchange("AllReduce", self._whole(source, axes), after, axes)
             case "AllToAll":
                 after = self._all_to_all(after)
+            case "Permute":
+                moved = [self._whole_array(tensor) for tensor in (source, out)]
+                after = self._exchange("CollectivePermute", moved[0], after, out=moved[1])
         self.cls.task(f"{self.name}.end", after=after, kind="sync")
 
     # -- how shards lie ---------------------------------------------------------------------------------------
@@ -90,6 +93,10 @@ class _Lowered:
         shards = even_split(elements, n)
         more = {"shards": shards} if shards[0] != shards[-1] else {}
         return self._ring(tensor, (), shards[0], (elements,), **more)
+
+    def _whole_array(self, tensor: ShardedTensor) -> RingTensor:
+        elements = math.prod(self._local(tensor))
+        return self._ring(tensor, (), elements, (elements,))
 
     def _in_turn(self, tensor: ShardedTensor) -> list[tuple[str, ...]]:
         """All axes at once, or one after the other where the elements do not divide over them."""

@@ -6,7 +6,7 @@ Position p of a cache lies at p modulo its length, so a range of positions is on
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -39,6 +39,27 @@ class Loops:
     block: str
 
 
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    """Positions dealt out over ``n`` chips: place j of chip c holds position j n + c.
+
+    ``of_keys`` and ``of_queries`` say which of the two are dealt out; keys are those of the chip ``shift`` before.
+    """
+
+    n: int = 1
+    of_keys: bool = False
+    of_queries: bool = False
+    shift: int = 0
+
+    def key(self, place: Any, chip: Any) -> Any:
+        """Position of a key at a place."""
+        return place * self.n + chip if self.of_keys else place
+
+    def query(self, cached: Any, place: Any, chip: Any) -> Any:
+        """Position of a new query, after ``cached`` ones."""
+        return cached + (place * self.n + chip if self.of_queries else place)
+
+
 @dataclass(frozen=True)
 class Span:
     """A source of keys and values in blocks: the cached positions that are seen, or the new ones.
@@ -58,6 +79,7 @@ class Span:
     q_block: int
     view: View
     skip: bool
+    stripe: Stripe = Stripe()
 
     @property
     def count(self) -> int:
@@ -76,13 +98,17 @@ class Span:
         """Whether some query of a block sees something of a block [requests, query blocks, blocks]."""
         begins = np.arange(self.count, dtype=np.int64) * self.block
         exists = begins < self.positions[:, None]
-        q_first = self.cached[:, None] + np.arange(0, self.new, self.q_block)
+        q_first = self.stripe.query(self.cached[:, None], np.arange(0, self.new, self.q_block), 0)
         shape = (len(self.cached), q_first.shape[1], self.count)
         needed: BoolArray = np.broadcast_to(exists[:, None, :], shape)
         if self.skip:
-            k_first = self.first[:, None, None] + begins
-            k_last = np.minimum(k_first + self.block, (self.first + self.positions)[:, None, None]) - 1
-            q_last = np.minimum(q_first + self.q_block, self.cached[:, None] + self.new)[..., None] - 1
+            most = self.stripe.n - 1
+            k_slot = self.first[:, None, None] + begins
+            k_first = self.stripe.key(k_slot, 0)
+            k_last = np.minimum(k_slot + self.block, (self.first + self.positions)[:, None, None]) - 1
+            k_last = self.stripe.key(k_last, most)
+            ends = np.minimum(np.arange(0, self.new, self.q_block) + self.q_block, self.new) - 1
+            q_last = self.stripe.query(self.cached[:, None], ends, most)[..., None]
             needed = needed & (k_first <= q_last) & (k_last >= self.view.first(q_first)[..., None])
         return needed
 
@@ -114,43 +140,53 @@ class Span:
                 begin, count = self.begin(i, loops)
                 request = int(i[loops.request])
                 if self.label == "new":
-                    row = request * self.new + begin - int(self.cached[request])
+                    row = request * self.new + begin - int(self.first[request])
                     return (slice(row, row + count), columns(i))
                 positions = ring_slices(begin, count, length)[number]
                 return (*lead(i), slice(request, request + 1), positions, columns(i))
 
             return region
 
-        two = self.label == "cached" and int(self.cached.max()) > length
+        two = self.label == "cached" and int((self.first + self.positions).max()) > length
         return [part(0), part(1)] if two else [part(0)]
 
 
-def spans(operation: Attention, new: int, new_block: int, cached_block: int, q_block: int) -> list[Span]:
-    """The cached positions that the new ones see, if there are any, and the new ones themselves."""
+def spans(
+    operation: Attention, new: int, new_block: int, cached_block: int, q_block: int, stripe: Stripe = Stripe()
+) -> list[Span]:
+    """The cached positions that the new ones see, if there are any, and the new ones themselves.
+
+    Of striped positions each chip has one in n: as many places as the chip that has most.
+    """
     cached = np.array(operation.cached, dtype=np.int64)
     skip = operation.causal == "skip"
     found = []
     first = operation.view.first(cached)
     if (cached > first).any() and operation.k_cache is not None and operation.v_cache is not None:
-        most = int((cached - first).max())
+        held = replace(stripe, of_keys=stripe.n > 1)
+        first, last = first // stripe.n, -(-cached // stripe.n)
+        most = int((last - first).max())
         found.append(
             Span(
                 "cached",
                 operation.k_cache,
                 operation.v_cache,
                 first,
-                cached - first,
+                last - first,
                 _even(most, cached_block),
                 cached,
                 new,
                 q_block,
                 operation.view,
                 skip,
+                held,
             )
         )
     every = np.full(len(cached), new, dtype=np.int64)
+    own = replace(stripe, of_keys=stripe.of_queries)
+    begin = cached // stripe.n if own.of_keys else cached
     found.append(
-        Span("new", operation.k, operation.v, cached, every, new_block, cached, new, q_block, operation.view, skip)
+        Span("new", operation.k, operation.v, begin, every, new_block, cached, new, q_block, operation.view, skip, own)
     )
     return found
 

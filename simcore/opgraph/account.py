@@ -90,11 +90,15 @@ def _count(ops: OpGraph, operation: Operation, found: GraphAccount, times: int, 
             shapes = [_local(ops, tensor) for tensor in (operation.source, operation.out)]
             before, after = (bytes_of(shape, operation.source.dtype) for shape in shapes)
             sizes = tuple(ops.mesh.axis_size((axis,)) for axis in operation.axes)
+            kind = operation.kind
+            if kind == "Permute":
+                found._add(found.received_bytes, kind, times * before)
+                return
             step = CollectiveStep(
-                operation.kind, operation.out.name, operation.axes, sizes, operation.dim or None,
+                kind, operation.out.name, operation.axes, sizes, operation.dim or None,
                 operation.source.layout, operation.out.layout, before, after, operation.to_dim or None,
             )  # fmt: skip
-            found._add(found.received_bytes, operation.kind, times * int(received_bytes(step)))
+            found._add(found.received_bytes, kind, times * int(received_bytes(step)))
         case _:
             pass
 

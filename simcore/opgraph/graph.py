@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from simcore.errors import GraphError, LayoutError
 from simcore.layout import Dim, Mesh, TensorLayout, parse_tensor, rules
@@ -253,12 +254,13 @@ class OpGraph:
         linear: bool = False,
         into: ShardedTensor | None = None,
         features: str = "",
+        partial: Axes = (),
     ) -> ShardedTensor:
         """``function(*inputs, *vectors)`` on the vector unit; see `Elementwise`.
 
         The result is laid out as the first input, or has other ``features`` (``"N_X, H"``) in its rows. ``along`` are
         dimensions that must be whole on each device (a norm's); unless ``linear``, partial sums are refused. ``into``
-        writes over a tensor in place.
+        writes over a tensor in place. ``partial`` are axes over which the function makes parts of a sum.
         """
         first = inputs[0]
         for tensor in inputs if not linear else ():
@@ -267,6 +269,8 @@ class OpGraph:
         if features:
             made = parse_tensor(f"{name}[{features}]")
             layout = replace(layout, dims=(*layout.dims[: first.rows], *made.dims))
+        if partial:
+            layout = layout.with_partial((*layout.partial, *axis_names(partial)))
         out = into if into is not None else self._made(layout, first)
         self._append(Elementwise(name, tuple(inputs), tuple(vectors), out, operations_per_element, function))
         return out
@@ -313,9 +317,17 @@ class OpGraph:
         self._append(TakeLast(name, source, out))
         return out
 
-    def append(self, name: str, source: ShardedTensor, cache: ShardedTensor, at: Sequence[int]) -> None:
+    def append(
+        self,
+        name: str,
+        source: ShardedTensor,
+        cache: ShardedTensor,
+        at: Sequence[int],
+        *,
+        stripes: tuple[str, ...] = (),
+    ) -> None:
         """Write new positions into a cache, request r's from ``at[r]`` on; see `Append`."""
-        self._append(Append(name, source, cache, tuple(at)))
+        self._append(Append(name, source, cache, tuple(at), stripes))
 
     def attention(
         self,
@@ -332,10 +344,15 @@ class OpGraph:
         view: View | None = None,
         values: str = "",
         kernel: Kernel = "flash",
+        stripes: tuple[str, ...] = (),
+        shift: int = 0,
+        sums: str = "",
     ) -> ShardedTensor:
         """Attention of the new positions to the cached ones and to each other; see `Attention`.
 
-        ``values`` names the dimension of a head's values where that is not the last one of ``v``.
+        ``values`` names the dimension of a head's values where that is not the last one of ``v``. ``sums`` are the
+        features of each head where the sums of weights are kept: ``"Hs"``, of one more than the values, and where each
+        chip sees other positions of the same queries one for the chips, ``"Hs, Cx_context"``.
         """
         for tensor in (q, k, v):
             rules.nonlinear(tensor.layout, name)
@@ -352,12 +369,30 @@ class OpGraph:
         lengths = tuple(cached) or (0,) * requests
         if len(lengths) != requests:
             raise GraphError(f"{name}: cached lengths of {len(lengths)} requests, and there are {requests}")
-        width = Dim(values) if values else v.layout.dims[-1]
-        dims = (*q.layout.dims[:-1], width)
+        width: tuple[Dim, ...] = (Dim(values) if values else v.layout.dims[-1],)
+        if sums:
+            width = parse_tensor(f"{name}[{sums}]").dims
+        if kernel == "naive" and (stripes or sums):
+            raise GraphError(f"{name}: naive attention has all positions of its requests: use the flash kernel")
+        dims = (*q.layout.dims[:-1], *width)
         out = self._made(replace(q.layout, name=name, dims=dims), q)
         seen = view or View()
-        self._append(Attention(name, q, k, v, k_cache, v_cache, out, lengths, causal, scale, seen, kernel))
+        self._append(
+            Attention(
+                name, q, k, v, k_cache, v_cache, out, lengths, causal, scale, seen, kernel, stripes, shift, bool(sums)
+            )
+        )  # fmt: skip
         return out
+
+    def permute(self, tensor: ShardedTensor, axis: str) -> ShardedTensor:
+        """Each device's ``tensor`` on the next one along ``axis``, round to the first."""
+        out, number = f"{tensor.name}_next", 1
+        while out in self.tensors:
+            number += 1
+            out = f"{tensor.name}_next{number}"
+        moved = self._made(replace(tensor.layout, name=out), tensor)
+        self._collective("Permute", tensor, moved, axis)
+        return moved
 
     def all_reduce(self, tensor: ShardedTensor, axes: Axes) -> ShardedTensor:
         """Sum the partial sums of ``tensor`` over ``axes``, in place."""
@@ -412,18 +447,18 @@ class OpGraph:
 
     def _collective(
         self,
-        kind: CollectiveKind,
+        kind: CollectiveKind | Literal["Permute"],
         source: ShardedTensor,
         out: ShardedTensor,
         axes: Axes,
         dim: str = "",
         to_dim: str = "",
     ) -> None:
-        name = out.name if out.name != source.name else f"{out.name}_{MOVED[kind]}"
+        name = base = out.name if out.name != source.name else f"{out.name}_all_reduce"
         number = 1
         while name in self._names:
             number += 1
-            name = f"{out.name}_{MOVED[kind]}{number}"
+            name = f"{base}{number}"
         self._append(Collective(name, kind, source, out, axis_names(axes), dim, to_dim))
 
     # -- reading ----------------------------------------------------------------------------------------------

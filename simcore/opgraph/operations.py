@@ -164,13 +164,16 @@ class TakeLast:
 class Append:
     """Write ``source``, the new positions' keys or values, into ``cache``: request r's from position ``at[r]`` on.
 
-    Position p lies at p modulo the length of the cache, so that a cache as long as a window keeps what it shows.
+    Position p lies at p modulo the length of the cache, so that a cache as long as a window keeps what it shows. Of
+    positions that are dealt out over the chips of the axes ``stripes`` (see `Attention`), a chip writes a single new
+    one of another to the first place that it has not filled yet, where its own next position will be.
     """
 
     name: str
     source: ShardedTensor
     cache: ShardedTensor
     at: tuple[int, ...]
+    stripes: tuple[str, ...] = ()
 
     @property
     def reads(self) -> tuple[ShardedTensor, ...]:
@@ -212,6 +215,11 @@ class Attention:
     its first features are the values (a latent cache). Among new positions attention is causal; ``causal`` says
     whether the kernel computes the whole rectangle ("full") or skips blocks that no query sees ("skip"). The "naive"
     kernel, for comparison, computes whole rectangles and sends all scores through HBM.
+
+    Positions may be dealt out over the chips of the mesh axes ``stripes``: of n chips, chip c has the positions p with
+    p mod n = c, of the cache and, where queries are split too, of the new ones; the keys are then those of the chip
+    ``shift`` before it. With ``sums`` the result keeps, beside each head's values, the logarithm of its sum of weights,
+    from which what several attentions give can be put together (-inf where nothing was seen).
     """
 
     name: str
@@ -226,6 +234,9 @@ class Attention:
     scale: float
     view: View = View()
     kernel: Kernel = "flash"
+    stripes: tuple[str, ...] = ()
+    shift: int = 0
+    sums: bool = False
 
     @property
     def reads(self) -> tuple[ShardedTensor, ...]:
@@ -239,11 +250,12 @@ class Collective:
     """``source`` laid out as ``out``: what the devices along ``axes`` exchange, or for a Slice each keeps of its own.
 
     ``dim`` is the dimension gathered, scattered or sliced, or the one that an AllToAll takes ``axes`` from to put them
-    on ``to_dim``. An AllReduce is done in place; a ReduceScatter leaves nothing of use in ``source``.
+    on ``to_dim``. An AllReduce is done in place; a ReduceScatter leaves nothing of use in ``source``. A Permute gives
+    each device's tensor to the next one along the axis.
     """
 
     name: str
-    kind: CollectiveKind
+    kind: CollectiveKind | Literal["Permute"]
     source: ShardedTensor
     out: ShardedTensor
     axes: tuple[str, ...]

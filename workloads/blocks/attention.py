@@ -12,6 +12,7 @@ import numpy as np
 
 from simcore.opgraph import ShardedTensor
 from workloads.blocks.builder import Builder
+from workloads.blocks.context import attend
 from workloads.blocks.functions import (
     NORM_EPSILON,
     RMSNORM_OPERATIONS,
@@ -26,7 +27,7 @@ def attention(b: Builder, h: ShardedTensor) -> ShardedTensor:
 
     Keys and values of the new positions are cached.
     """
-    config, cached = b.config, b.step.cached
+    config = b.config
     bias = config.qkv_bias
     q = b.einsum("q", h, "w_q[D, N, H]", bias="b_q[N, H]" if bias else "")
     k = b.einsum("k", h, "w_k[D, K, H]", bias="b_k[K, H]" if bias else "")
@@ -36,12 +37,10 @@ def attention(b: Builder, h: ShardedTensor) -> ShardedTensor:
     if not config.learned_positions:
         q, k = _rotated(b, "q", q), _rotated(b, "k", k)
     k_cache, v_cache = b.cache("k_cache", "K, H"), b.cache("v_cache", "K, H")
-    a = b.g.attention(
-        b.named("attention"), q, k, v, k_cache=k_cache, v_cache=v_cache, cached=cached, causal=b.step.causal,
-        scale=config.head_dim**-0.5, view=b.view, kernel=b.step.kernel,
-    )  # fmt: skip
-    b.g.append(b.named("append_k"), k, k_cache, at=cached)
-    b.g.append(b.named("append_v"), v, v_cache, at=cached)
+    scale, width = config.head_dim**-0.5, config.head_dim
+    a = attend(b, q, k, v, k_cache=k_cache, v_cache=v_cache, scale=scale, width=width)
+    b.append("append_k", k, k_cache)
+    b.append("append_v", v, v_cache)
     return b.einsum("o", a, "w_o[N, H, D]", bias="b_o[D]" if config.attention_output_bias else "")
 
 

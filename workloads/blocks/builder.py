@@ -135,6 +135,7 @@ class Builder:
         features: str = "",
         vectors: list[ShardedTensor] | None = None,
         along: list[str] | None = None,
+        partial: tuple[str, ...] = (),
     ) -> ShardedTensor:
         """``function`` of tensors and vectors, of complete values unless it is linear; see `OpGraph.elementwise`."""
         given = inputs if linear else [self.complete(x) for x in inputs]
@@ -153,6 +154,7 @@ class Builder:
             linear=linear,
             into=into,
             features=features,
+            partial=partial,
         )
 
     def norm(self, name: str, x: ShardedTensor, dim: str = "D") -> ShardedTensor:
@@ -201,10 +203,17 @@ class Builder:
         """Which positions the layer's attention sees."""
         return self.kind.view(self.config)
 
+    def append(self, name: str, source: ShardedTensor, cache: ShardedTensor) -> None:
+        """Write the new positions into a cache."""
+        at, stripes = self.step.cached, self.rules.placed.of("context")
+        self.g.append(self.named(name), source, cache, at, stripes=stripes)
+
     def cache(self, name: str, dims: str) -> ShardedTensor:
         """A cache [B, S, ..], as long as the layer can see."""
         length = {"full": "S", "sliding": "Sw", "chunked": "Sc"}[self.kind.attention]
         held = [self.view.kept(cached + self.step.new) for cached in self.step.cached]
         layout = self.rules.cache(self.named(f"{name}[B, {length}, {dims}]"))
         per_group = len(held) // self.rules.ways(layout.dims[0].axes)
-        return self.g.cache(str(layout), dtype=self.step.cache_dtype(self.config), held=held[:per_group])
+        chips = self.step.plan.context
+        mine = [-(-positions // chips) for positions in held[:per_group]]
+        return self.g.cache(str(layout), dtype=self.step.cache_dtype(self.config), held=mine)

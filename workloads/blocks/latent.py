@@ -15,6 +15,7 @@ import numpy as np
 
 from simcore.opgraph import ShardedTensor
 from workloads.blocks.builder import Builder
+from workloads.blocks.context import attend
 from workloads.blocks.functions import RMSNORM_OPERATIONS, ROTARY_OPERATIONS, Function, Rotary, beside, rms_norm
 from workloads.config import MlaConfig
 
@@ -38,7 +39,7 @@ def latent_attention(b: Builder, h: ShardedTensor) -> ShardedTensor:
     )
     cache = b.cache("latent_cache", "W")
     a = _absorbed(b, q_nope, q_rope, latent, cache) if b.step.uses_absorbed() else _rebuilt(b, q_nope, q_rope, latent)
-    b.g.append(b.named("append"), latent, cache, at=b.step.cached)
+    b.append("append", latent, cache)
     return b.einsum("o", a, "w_o[N, Hv, D]", bias="b_o[D]" if b.config.attention_output_bias else "")
 
 
@@ -49,10 +50,8 @@ def _absorbed(
     mla = _mla(b)
     q_latent = b.batched_einsum("q_latent", q_nope, "w_k_up[N, Hn, C]")
     q = _with_rope(b, q_latent, q_rope, mla.kv_lora_rank, "N, W")
-    a = b.g.attention(
-        b.named("attention"), q, latent, latent, k_cache=cache, v_cache=cache, cached=b.step.cached,
-        causal=b.step.causal, scale=mla.qk_head_dim**-0.5, values="C", kernel=b.step.kernel,
-    )  # fmt: skip
+    scale, width = mla.qk_head_dim**-0.5, mla.kv_lora_rank
+    a = attend(b, q, latent, latent, k_cache=cache, v_cache=cache, scale=scale, values="C", width=width)
     return b.batched_einsum("values", a, "w_v_up[N, C, Hv]")
 
 
@@ -67,10 +66,7 @@ def _rebuilt(b: Builder, q_nope: ShardedTensor, q_rope: ShardedTensor, latent: S
         "keys", [k_nope, latent], lambda nope, rows: join(nope, rows[:, mla.kv_lora_rank :]), 0, features="N, H"
     )
     q = _with_rope(b, q_nope, q_rope, mla.qk_nope_head_dim, "N, H")
-    return b.g.attention(
-        b.named("attention"), q, k, v, causal=b.step.causal, scale=mla.qk_head_dim**-0.5, values="Hv",
-        kernel=b.step.kernel,
-    )  # fmt: skip
+    return attend(b, q, k, v, scale=mla.qk_head_dim**-0.5, values="Hv", width=mla.v_head_dim)
 
 
 def _with_rope(b: Builder, q: ShardedTensor, q_rope: ShardedTensor, width: int, features: str) -> ShardedTensor:
