@@ -3,11 +3,13 @@
 import pytest
 
 from simcore.errors import SimcoreError
-from tests.test_blocks_attention import FAMILIES
+from tests.test_blocks_attention import FAMILIES, SLIDING
 from tests.test_blocks_latent import deepseek
-from tests.test_blocks_moe import MIXTRAL
+from tests.test_blocks_moe import MIXTRAL, SHARED
 from tests.test_transformer_values import IN_VMEM, THROUGH_HBM, tiny
 from tests.values import check_step
+from workloads.config import MoeConfig
+from workloads.experts import ExpertLoad
 from workloads.plan import Plan
 from workloads.transformer import model_step
 
@@ -49,6 +51,61 @@ def test_latent_attention(plan):
 @pytest.mark.parametrize("plan", ["tensor=2,tensor2=2", "tensor=2,sequence"])
 def test_experts_split_over_both_of_their_dimensions(plan):
     check_step(tiny(moe=MIXTRAL), IN_VMEM, "decode", context=9, batch=4, plan=plan, seeds=1, races=False)
+
+
+ROOM_FOR_ALL = 3.0
+"""A capacity of 6 / 2 times the mean: room for every token at every expert."""
+
+
+@pytest.mark.parametrize("chip", [IN_VMEM, THROUGH_HBM], ids=["VMEM", "HBM"])
+@pytest.mark.parametrize(
+    "plan", ["data=2", "fsdp=2,tensor=2", "expert=2", "expert=3,tensor=2", "data=2,expert=2", "expert=2,tensor2=2"]
+)
+def test_tokens_are_sent_to_the_chips_that_have_their_experts_and_come_back(plan, chip):
+    batch = 12
+    config = tiny(moe=MIXTRAL)
+    shared = {"batch": batch, "plan": plan, "factor": ROOM_FOR_ALL, "seeds": 1, "races": False}
+    check_step(config, chip, "decode", context=5, **shared)
+    check_step(config, chip, "prefill", context=3, **shared)
+
+
+def test_experts_with_shared_ones_biases_and_latents_on_chips_of_their_own():
+    config = tiny(moe=SHARED, mlp_bias=True, **SLIDING)
+    check_step(
+        config, IN_VMEM, "decode", context=9, batch=4, plan="expert=2", factor=ROOM_FOR_ALL, seeds=1, races=False
+    )
+    check_step(
+        deepseek(), IN_VMEM, "decode", context=6, batch=4, plan="expert=2,tensor=2", factor=ROOM_FOR_ALL, seeds=1,
+        races=False,
+    )  # fmt: skip
+
+
+def test_sending_tokens_has_no_race():
+    config = tiny(moe=MIXTRAL)
+    check_step(config, IN_VMEM, "decode", context=2, batch=2, plan="expert=2", factor=ROOM_FOR_ALL, seeds=1)
+
+
+def test_expected_rows_of_experts_on_chips_of_their_own_are_those_of_the_tokens():
+    moe = MoeConfig(64, 4, 8, layers=(0,))
+    config = tiny(moe=moe, n_layers=1)
+    ops = model_step(config, "decode", batch=64, context=8, plan="expert=8")
+    einsum = next(o for node in ops.body if hasattr(node, "body") for o in node.body if o.name == "expert_up")
+    assert einsum.groups.total == 64 * 4 // 8
+    assert len(einsum.groups.rows[0]) == round(8 * (1 - (1 - 4 / 64) ** 64))
+    skewed = model_step(config, "decode", batch=64, context=8, plan="expert=8", experts=ExpertLoad(imbalance=4.0))
+    assert skewed.sizes["Rz"] > ops.sizes["Rz"] == 64 * 4 // 8
+
+
+@pytest.mark.parametrize(
+    ("plan", "moe", "message"),
+    [
+        ("expert=4", MIXTRAL, "6 experts do not divide over expert = 4"),
+        ("expert=2", None, "has no experts to split over expert = 2"),
+    ],
+)
+def test_experts_that_cannot_be_split_say_why(plan, moe, message):
+    with pytest.raises(SimcoreError, match=message):
+        model_step(tiny(moe=moe), "decode", batch=4, context=9, plan=plan)
 
 
 @pytest.mark.parametrize("plan", ["fsdp=2", "tensor2=2", "tensor=2,sequence"])

@@ -90,6 +90,37 @@ def expert_groups(moe: MoeConfig, tokens: int, load: ExpertLoad, layers: Sequenc
     return Groups((rows_of_hit,), (tuple(range(len(rows_of_hit))),))
 
 
+def sent_rows(moe: MoeConfig, tokens: int, ways: int, imbalance: float = 1.0) -> int:
+    """Rows that a chip with ``tokens`` tokens sends to the chip that gets most of ``ways`` that share the experts.
+
+    Experts are dealt out by popularity, so that the first chip has the most popular one, and most of the rows.
+    """
+    share = sum(hit_probabilities(moe, imbalance)[::ways]) / moe.top_k
+    return math.ceil(tokens * moe.top_k * share - 1e-9)
+
+
+def received_groups(moe: MoeConfig, tokens: int, ways: int, load: ExpertLoad) -> Groups:
+    """The rows of a chip's own experts, of ``ways`` chips with ``tokens`` tokens each: those of the fullest chip."""
+    mine = moe.n_experts // ways
+    if load.capacity_factor is not None:
+        room = ways * capacity(moe, tokens, load.capacity_factor)
+        return Groups(((room,) * mine,), (tuple(range(mine)),), padded=True)
+    popularity = hit_probabilities(moe, load.imbalance)[::ways]
+    expected = sum(1 - (1 - p) ** (tokens * ways) for p in popularity)
+    total = ways * sent_rows(moe, tokens, ways, load.imbalance)
+    rows = _in_proportion(popularity, max(min(round(expected), total), 1), total, total)
+    return Groups((rows,), (tuple(range(len(rows))),))
+
+
+def sent_groups(moe: MoeConfig, tokens: int, ways: int, load: ExpertLoad) -> Groups:
+    """A chip's rows as it sends them, sorted by the chip that has their expert: by expert with a capacity, else as many
+    to each chip as the fullest gets."""
+    if load.capacity_factor is not None:
+        return expert_groups(moe, tokens, load, [])
+    each = sent_rows(moe, tokens, ways, load.imbalance)
+    return Groups(((each,) * ways,), (tuple(range(ways)),), padded=True)
+
+
 def _checked(moe: MoeConfig, tokens: int, rows: tuple[tuple[int, ...], ...], layer: int) -> tuple[int, ...]:
     if layer >= len(rows) or len(rows[layer]) != moe.n_experts or sum(rows[layer]) != tokens * moe.top_k:
         raise ModelConfigError(
@@ -103,14 +134,18 @@ def _expected_rows(moe: MoeConfig, tokens: int, imbalance: float) -> tuple[int, 
     """Rows of the experts that are hit: as many as expected, in proportion to their popularity, at least 1 each."""
     popularity = hit_probabilities(moe, imbalance)
     hit = max(round(expected_distinct_experts(moe, tokens, imbalance)), moe.top_k)
-    total = tokens * moe.top_k
+    return _in_proportion(popularity, hit, tokens * moe.top_k, tokens)
+
+
+def _in_proportion(popularity: Sequence[float], hit: int, total: int, most: int) -> tuple[int, ...]:
+    """``total`` rows over the first ``hit`` experts in proportion to their popularity, from 1 to ``most`` each."""
     share = np.array(popularity[:hit])
     ideal = 1 + (total - hit) * share / share.sum()
-    rows = np.minimum(np.floor(ideal + 1e-9).astype(int), tokens)
+    rows = np.minimum(np.floor(ideal + 1e-9).astype(int), most)
     # What rounding and the most that an expert can get leave over goes to the most popular with room.
     order = np.argsort(-(ideal - rows), kind="stable")
     while rows.sum() < total:
         for at in order:
-            if rows.sum() < total and rows[at] < tokens:
+            if rows.sum() < total and rows[at] < most:
                 rows[at] += 1
     return tuple(int(count) for count in rows)

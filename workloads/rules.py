@@ -25,6 +25,8 @@ from workloads.plan import PlacedPlan
 Axes = tuple[str, ...]
 HEADS = ("N", "K")
 COLUMNS = ("F", "Fe", "Fs", "V")
+SENT = ("E", "Ez", "R", "Rc", "Rz")
+"""Dimensions of experts' rows, which stay where they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +91,17 @@ class Rules:
         rows: dict[str, Axes] = {"B": self.groups, "T": self.context}
         rows["Cx"] = self.placed.of("context")
         split = rows | dict.fromkeys(HEADS, self.placed.of("tensor")) | self._columns
+        split |= {dim.name: dim.axes for dim in layout.dims if dim.name in SENT}
         return TensorLayout(layout.name, tuple(Dim(dim.name, split.get(dim.name, ())) for dim in layout.dims))
 
     def heads(self, layout: TensorLayout) -> TensorLayout:
         """Queries, keys, values and what attention gives: the 2D axes split requests, where they divide."""
         found = self.complete(layout)
         return found.with_axes("B", self.cache_requests)
+
+    def rows(self, dim: str) -> str:
+        """``"R"`` as rows of experts are split: as the requests and, if they are, the positions."""
+        return str(Dim(dim, (*self.groups, *self.context)))
 
     @property
     def cache_requests(self) -> Axes:

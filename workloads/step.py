@@ -10,7 +10,7 @@ from simcore.dtypes import dtype_bits
 from simcore.errors import ModelConfigError
 from simcore.opgraph.operations import Causal, Kernel
 from workloads.config import ModelConfig
-from workloads.experts import ExpertLoad, capacity
+from workloads.experts import ExpertLoad, capacity, sent_rows
 from workloads.plan import PlacedPlan, Plan
 from workloads.rules import Rules
 
@@ -87,6 +87,22 @@ class Step:
         """The most positions that a request has after the step."""
         return max(self.cached) + self.new
 
+    @property
+    def tokens_per_chip(self) -> int:
+        """New positions that a chip has: of its group's requests, and where context splits them, of the positions."""
+        return self.tokens // self._row_ways
+
+    @property
+    def _row_ways(self) -> int:
+        return self.plan.groups * (self.plan.context if self.new > 1 else 1)
+
+    def _rows_per_chip(self, config: ModelConfig) -> int:
+        moe, factor = config.moe, self.experts.capacity_factor
+        assert moe is not None
+        if factor is None:
+            return self.tokens_per_chip * moe.top_k
+        return moe.n_experts * capacity(moe, self.tokens_per_chip, factor)
+
     def uses_absorbed(self) -> bool:
         """Whether attention works on the latents of a latent cache."""
         return any(self.cached) if self.absorbed is None else self.absorbed
@@ -152,7 +168,13 @@ class Step:
         }  # fmt: skip
         if moe is not None:
             sizes |= {"E": moe.n_experts, "Fe": moe.d_ff_expert, "Fs": max(moe.shared_d_ff, 1)}
-            sizes["R"] = self.expert_rows(config)
+            sizes["R"] = self._row_ways * self._rows_per_chip(config)
+            if self.plan.expert > 1 and self.experts.capacity_factor is not None:
+                room = capacity(moe, self.tokens_per_chip, self.experts.capacity_factor)
+                sizes["Rc"] = self._row_ways * room
+            elif self.plan.expert > 1:
+                each = sent_rows(moe, self.tokens_per_chip, self.plan.expert, self.experts.imbalance)
+                sizes |= {"Ez": self.plan.expert, "Rz": self._row_ways * each}
         if mla is not None:
             sizes |= {
                 "Q": mla.q_lora_rank or 1, "C": mla.kv_lora_rank, "O": mla.qk_rope_head_dim,
@@ -261,8 +283,18 @@ def check_plan(config: ModelConfig, step: Step) -> None:
             raise ModelConfigError(
                 f"model {config.name}: {size} {what} do not divide over {kinds} = {ways}: a multiple of {ways} would"
             )
-    if config.moe is not None and plan.groups > 1:
-        raise ModelConfigError(f"plan {plan}: experts with requests split over chips are not modelled yet")
+    if plan.expert > 1 and config.moe is None:
+        raise ModelConfigError(f"plan {plan}: model {config.name} has no experts to split over expert = {plan.expert}")
+    if plan.expert > 1 and config.moe is not None:
+        if config.moe.n_experts % plan.expert:
+            raise ModelConfigError(
+                f"model {config.name}: {config.moe.n_experts} experts do not divide over expert = {plan.expert}: "
+                f"a divisor of {config.moe.n_experts} would"
+            )
+        if step.experts.rows is not None:
+            raise ModelConfigError("rows of a real router with expert > 1: give a capacity factor instead")
+    if config.moe is not None and plan.context > 1 and step.new > 1 and plan.expert > 1:
+        raise ModelConfigError(f"plan {plan}: context and expert together are for decoding")
     per_group = step.batch // plan.groups
     if step.cached[:per_group] * plan.groups != step.cached:
         raise ModelConfigError(

@@ -154,7 +154,7 @@ def _segment(b: Builder, segment: Segment, x: ShardedTensor) -> None:
             groups = None
             if kind.moe and moe is not None:
                 numbers = [moe.layers.index(at) for at in segment.layers(position)]
-                groups = expert_groups(moe, step.tokens, step.experts, numbers)
+                groups = expert_groups(moe, step.tokens_per_chip, step.experts, numbers)
             layer(Builder(g, config, step, b.rules, b.positions, kind, label, groups), x)
 
 

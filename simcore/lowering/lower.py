@@ -158,7 +158,7 @@ def _weight_rows(program: Program) -> dict[str, tuple[int, int]]:
             case BatchedEinsum():
                 found[operation.right.name] = (1, 1)
             case GroupedEinsum():
-                found[operation.right.name] = (1, len(operation.left.dim_names) - 1)
+                found[operation.right.name] = (1, len(operation.left.dim_names) - operation.left.rows)
                 if operation.bias is not None:
                     found[operation.bias.name] = (1, 0)
             case Elementwise():

@@ -207,16 +207,22 @@ class OpGraph:
         *,
         bias: ShardedTensor | None = None,
     ) -> ShardedTensor:
-        """``left[R, ..] · right[E, ..]``, each group of rows with its own of E matrices; see `GroupedEinsum`."""
+        """``left[R, ..] · right[E, ..]``, each group of rows with its own of E matrices; see `GroupedEinsum`.
+
+        Groups are those of a device's own rows, and meet the matrices that it has: where E is split, rows must be too.
+        """
         stack, *rest = right.layout.dims
-        if stack.axes:
-            raise LayoutError(f"{name}: {right} splits {stack.name}, and its rows need all of it: keep it whole")
+        rows_over = {axis for dim in left.layout.dims[: left.rows] for axis in dim.axes}
+        if not set(stack.axes) <= rows_over:
+            raise LayoutError(
+                f"{name}: {right} splits {stack.name} over {', '.join(stack.axes)}, and the rows of {left} are not: "
+                "send them there first, by an AllToAll"
+            )
         matrix = replace(right.layout, dims=tuple(rest))
         layout = rules.matmul(left.layout, matrix, name=name)
         others = tuple(dim for dim in rest if dim.name not in left.dim_names)
         _check_bias(name, bias, (stack, *others))
-        if self.sizes[left.dim_names[0]] != groups.total:
-            raise LayoutError(f"{name}: {left} has {self.sizes[left.dim_names[0]]} rows, its groups {groups.total}")
+        self._check_groups(name, left, groups)
         out = self._made(layout, left)
         self._append(GroupedEinsum(name, left, right, out, groups, bias))
         return out
@@ -224,11 +230,16 @@ class OpGraph:
     def dispatch(
         self, name: str, source: ShardedTensor, routing: ShardedTensor, groups: Groups, rows: str
     ) -> ShardedTensor:
-        """The rows of ``source`` sorted by group, as the new dimension ``rows``; see `Dispatch`."""
+        """The rows of ``source`` sorted by group, as the new dimensions ``rows`` (``"R"``, ``"E, R_data"``).
+
+        See `Dispatch`. Groups are those of a device's own rows, which differ along the axes that split ``rows``.
+        """
         rules.nonlinear(routing.layout, name)
         features = source.layout.dims[source.rows :]
-        layout = TensorLayout(name, (Dim(rows), *features), source.layout.partial)
-        out = self._made(layout, source, rows=1)
+        made = parse_tensor(f"{name}[{rows}]").dims
+        layout = TensorLayout(name, (*made, *features), source.layout.partial)
+        out = self._made(layout, source, rows=len(made))
+        self._check_groups(name, out, groups)
         self._append(Dispatch(name, source, routing, out, groups))
         return out
 
@@ -237,10 +248,15 @@ class OpGraph:
     ) -> ShardedTensor:
         """The rows of ``source``, sorted by group, added up where ``routing`` has them from; see `Combine`."""
         rules.nonlinear(routing.layout, name)
-        dims = (*routing.layout.dims[: routing.rows], *source.layout.dims[1:])
+        dims = (*routing.layout.dims[: routing.rows], *source.layout.dims[source.rows :])
         out = self._made(TensorLayout(name, dims, source.layout.partial), source, rows=routing.rows)
         self._append(Combine(name, source, routing, out, groups, of_each))
         return out
+
+    def _check_groups(self, name: str, rows: ShardedTensor, groups: Groups) -> None:
+        local, _ = self.local_rows_columns(rows)
+        if local != groups.total:
+            raise LayoutError(f"{name}: a device has {local} rows of {rows}, its groups {groups.total}")
 
     def elementwise(
         self,

@@ -19,6 +19,7 @@ from workloads.blocks.builder import Builder
 from workloads.blocks.functions import activation, softmax_top_k, times
 from workloads.blocks.mlp import mlp
 from workloads.config import MoeConfig
+from workloads.experts import received_groups, sent_groups
 
 ROUTING_OPERATIONS = 6
 """Vector operations a router's logit: softmax, and what is left of it; besides 2 for each expert that is picked."""
@@ -34,12 +35,33 @@ def experts(b: Builder, h: ShardedTensor) -> ShardedTensor:
     logits = b.einsum("router", h, "w_router[D, E]", bias=bias, part="other")
     operations = ROUTING_OPERATIONS + 2 * config.top_k
     routing = b.elementwise("routing", [logits], softmax_top_k(config.top_k), operations, along=["E"])
-    rows = g.dispatch(b.named("dispatch"), h, routing, groups, "R")
-    z = _mlp_of_experts(b, rows, groups)
-    y = g.combine(b.named("combine"), z, routing, groups, config.top_k)
+    rules = b.rules
+    axes = rules.placed.of("expert")
+    if not axes:
+        rows = g.dispatch(b.named("dispatch"), h, routing, groups, rules.rows("R"))
+        y = g.combine(b.named("combine"), _mlp_of_experts(b, rows, groups), routing, groups, config.top_k)
+    else:
+        y = _sent_to_experts(b, h, routing, axes)
     if config.shared_d_ff:
         y = g.add(b.named("with_shared"), y, _shared(b, h))
     return y
+
+
+def _sent_to_experts(b: Builder, h: ShardedTensor, routing: ShardedTensor, axes: tuple[str, ...]) -> ShardedTensor:
+    """Rows go to the chips that have their experts, by an AllToAll, and come back by another.
+
+    With a capacity each chip sends the same room for each expert; else as many rows to each chip as the fullest gets.
+    Source: Lepikhin et al. 2020 (GShard).
+    """
+    config, g, load = _moe(b), b.g, b.step.experts
+    tokens, ways = b.step.tokens_per_chip, b.step.plan.expert
+    to, each = ("E", "Rc") if load.capacity_factor is not None else ("Ez", "Rz")
+    groups = sent_groups(config, tokens, ways, load)
+    sent = g.dispatch(b.named("sent"), h, routing, groups, f"{to}, {b.rules.rows(each)}")
+    received = g.all_to_all(sent, axes, each, to)
+    z = _mlp_of_experts(b, received, received_groups(config, tokens, ways, load))
+    back = g.all_to_all(z, axes, to, each)
+    return g.combine(b.named("combine"), back, routing, groups, config.top_k)
 
 
 def _mlp_of_experts(b: Builder, rows: ShardedTensor, groups: Groups) -> ShardedTensor:
