@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from simcore.chips import Chip
 from simcore.errors import ScenarioError
+from simcore.graph import TaskGraph
 from simcore.lowering import LoweringOptions
 from simcore.opgraph import OpGraph
 from simcore.opgraph.account import account_graph
@@ -20,6 +21,7 @@ from workloads.config import ModelConfig
 from workloads.experts import ExpertLoad
 from workloads.placing import place
 from workloads.plan import PlacedPlan, Plan
+from workloads.stages import lowered_step
 
 GIB = 2**30
 
@@ -38,6 +40,7 @@ class Serving:
     )
     slices: int = param(1, help="that many slices, joined by the hosts' network", minimum=1, maximum=1024)
     map: str | None = param(None, help="which kind on which axes of the slice, e.g. tensor=xy; chosen where not given")
+    microbatches: int | None = param(None, help="parts of the requests for a pipeline's stages; as many as stages")
     weights_dtype: str | None = param(None, help="format of the matrices, e.g. int8, int4; the model's where not given")
     kv_dtype: str | None = param(
         None, help="format of the cache, e.g. int8, fp8; that of the activations where not given"
@@ -58,6 +61,15 @@ def placed(p: Serving, chip: Chip) -> PlacedPlan:
     if p.plan and p.ring != 1 and plan.tensor != p.ring:
         raise ScenarioError(f"--ring {p.ring} and --plan {p.plan}: give one of them (a ring of n is tensor=n)")
     return place(plan, chip, p.slice or "", slices=p.slices, mapping=p.map or "")
+
+
+def lowered(p: Serving, chip: Chip, config: ModelConfig, mode: str, **asked: Any) -> tuple[TaskGraph, list[OpGraph]]:
+    """The step of the flags as tasks, and the op graphs that they are made from: one for each pipeline stage."""
+    where = placed(p, chip)
+    return lowered_step(
+        config, mode, chip, plan=where, options=lowering(p, where), microbatches=p.microbatches or 0, batch=p.batch,
+        context=p.context, **step_options(p), **asked,
+    )  # fmt: skip
 
 
 def step_options(p: Serving) -> dict[str, Any]:
@@ -99,22 +111,19 @@ def held_figures(config: ModelConfig, held: StepAccount) -> tuple[dict[str, Any]
     return figures, line
 
 
-def chip_bounds(ops: OpGraph, chip: Chip, dtype: str) -> tuple[dict[str, Any], str]:
-    """What each chip must read and compute, and how long that takes at least, from the op graph's own account."""
-    done = account_graph(ops)
-    memory_s = done.total_read_bytes / chip.hbm_bandwidth_bytes_per_s
-    compute_s = done.total_flops / chip.peak(dtype)
-    figures = {
-        "read_bytes": done.total_read_bytes * ops.mesh.size,
-        "memory_bound_s": memory_s,
-        "compute_bound_s": compute_s,
-    }
+def chip_bounds(graphs: Sequence[OpGraph], chip: Chip, dtype: str) -> tuple[dict[str, Any], str]:
+    """What chips must read and compute, and how long that takes the busiest at least, from the graphs' own account."""
+    done = [account_graph(ops) for ops in graphs]
+    size = graphs[0].mesh.size
+    read = sum(d.total_read_bytes for d in done) * size
+    flops = sum(d.total_flops for d in done) * size
+    memory_s = max(d.total_read_bytes for d in done) / chip.hbm_bandwidth_bytes_per_s
+    compute_s = max(d.total_flops for d in done) / chip.peak(dtype)
     line = (
-        f"a step reads {done.total_read_bytes * ops.mesh.size / 1e9:.3f} GB of weights and cache and computes "
-        f"{format_flops(done.total_flops * ops.mesh.size)}: memory bound {format_seconds(memory_s)}, compute bound "
-        f"{format_seconds(compute_s)} a chip"
+        f"a step reads {read / 1e9:.3f} GB of weights and cache and computes {format_flops(flops)}: memory bound "
+        f"{format_seconds(memory_s)}, compute bound {format_seconds(compute_s)} a chip"
     )
-    return figures, line
+    return {"read_bytes": read, "memory_bound_s": memory_s, "compute_bound_s": compute_s}, line
 
 
 def rate_figures(

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scenarios._serving import Serving, chip_bounds, held_figures, lowering, placed, rate_figures, step_options
+from scenarios._serving import Serving, chip_bounds, held_figures, lowered, rate_figures, step_options
 from simcore.chips import Chip
-from simcore.lowering import lower
 from simcore.scenario import Simulation, param, run_script
 from workloads.accounting import account
 from workloads.catalogue import load_model
-from workloads.transformer import decode_step
 
 EXAMPLE = "--ring 4 --gantt decode_step.png"
 
@@ -29,15 +27,15 @@ class Parameters(Serving):
 
 
 def build(p: Parameters, chip: Chip) -> Simulation:
-    config, where, options = load_model(p.model), placed(p, chip), step_options(p)
-    ops = decode_step(config, batch=p.batch, context=p.context, plan=where, **options)
+    config, options = load_model(p.model), step_options(p)
+    graph, stages = lowered(p, chip, config, "decode")
     held = account(config, batch=p.batch, cached=p.context, new=1, **options)
     dtype = p.activation_dtype or config.dtype
     holds, first = held_figures(config, held)
-    bounds, second = chip_bounds(ops, chip, dtype)
+    bounds, second = chip_bounds(stages, chip, dtype)
     needed = held.layer_flops + held.attention_needed_flops + held.vocabulary_flops
     return Simulation(
-        lower(ops, chip, lowering(p, where)),
+        graph,
         extra=holds | bounds,
         notes=(first, second),
         derive=lambda result: rate_figures(

@@ -10,13 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from scenarios._serving import Serving, chip_bounds, held_figures, lowering, placed, rate_figures, step_options
+from scenarios._serving import Serving, chip_bounds, held_figures, lowered, rate_figures, step_options
 from simcore.chips import Chip
-from simcore.lowering import lower
 from simcore.scenario import Simulation, param, run_script
 from workloads.accounting import account
 from workloads.catalogue import load_model
-from workloads.transformer import prefill
 
 EXAMPLE = "--context 1024 --ring 4"
 
@@ -31,18 +29,17 @@ class Parameters(Serving):
 
 
 def build(p: Parameters, chip: Chip) -> Simulation:
-    config, where, options = load_model(p.model), placed(p, chip), step_options(p)
-    sizes = {"batch": p.batch, "cached": p.cached}
-    ops = prefill(config, context=p.context, plan=where, causal=p.causal, **sizes, **options)
-    held = account(config, new=p.context, **sizes, **options)
+    config, options = load_model(p.model), step_options(p)
+    graph, stages = lowered(p, chip, config, "prefill", cached=p.cached, causal=p.causal)
+    held = account(config, batch=p.batch, cached=p.cached, new=p.context, **options)
     dtype = p.activation_dtype or config.dtype
     holds, first = held_figures(config, held)
-    bounds, second = chip_bounds(ops, chip, dtype)
+    bounds, second = chip_bounds(stages, chip, dtype)
     needed = held.layer_flops + held.attention_needed_flops + held.vocabulary_flops
     how = "skips score blocks above the diagonal" if p.causal == "skip" else "computes the full rectangle of scores"
     tokens = p.batch * p.context
     return Simulation(
-        lower(ops, chip, lowering(p, where)),
+        graph,
         extra=holds | bounds | {"tokens": tokens},
         notes=(first, f"{p.batch} x {p.context} positions; attention {how}", second),
         derive=lambda result: rate_figures(

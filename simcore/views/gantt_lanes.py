@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -253,8 +254,26 @@ def _waiting(timeline: Timeline, entity: int) -> Lane | None:
     return Lane("waiting on", bars) if bars else None
 
 
+MICROBATCH = re.compile(r"_m(\d+)(?:_|$)")
+
+
+def _pieces(timeline: Timeline) -> IntColumn:
+    """The microbatch of each operation, by its name; -1 for none."""
+    found = [MICROBATCH.search(name) for name in timeline.operation_names]
+    return np.array([int(match[1]) if match else -1 for match in found], dtype=np.int64)
+
+
+def _spans(timeline: Timeline, rows: IntColumn, of: IntColumn, name: Callable[[int], str]) -> list[Band]:
+    """A band for each value of 0 or more."""
+    bands = []
+    for value in np.unique(of[of >= 0]).tolist():
+        mine = rows[of == value]
+        bands.append(Band(name(value), int(timeline.start_ps[mine].min()), int(timeline.end_ps[mine].max())))
+    return sorted(bands, key=lambda band: band.start_ps)
+
+
 def _bands(timeline: Timeline, rows: IntColumn) -> list[Band]:
-    """Layers where there are some, else operations: from the first start to the last end of their tasks."""
+    """Microbatches where there are several, else layers, else operations: from their first start to their last end."""
     served = rows[(timeline.lane[rows] >= 0) & (timeline.end_ps[rows] > timeline.start_ps[rows])]
     by_layer = (timeline.layer[served] >= 0).any()
     labels = timeline.layer if by_layer else timeline.operation
@@ -262,6 +281,9 @@ def _bands(timeline: Timeline, rows: IntColumn) -> list[Band]:
     compute = np.array([lane.kind in COMPUTE_UNITS for lane in timeline.lanes], dtype=bool)
     if len(compute) and compute[timeline.lane[served]].any():
         served = served[compute[timeline.lane[served]]]
+    pieces = _pieces(timeline)[timeline.operation[served]]
+    if len(np.unique(pieces[pieces >= 0])) > 1:
+        return _spans(timeline, served, pieces, lambda piece: f"m{piece}")
     found = []
     for value in np.unique(labels[served]).tolist():
         if by_layer and value < 0:
