@@ -18,6 +18,7 @@ COMMANDS = {
     "sweep": "run a scenario over a grid of parameters, in parallel, into a CSV file",
     "matmul": "plan a sharded matmul: its collectives, its bounds, its simulated time",
     "list": "the scenarios, chips, models and topologies there are",
+    "fits": "whether a step of a model fits in memory, and what would make it fit",
     "model": "what a model's config.json amounts to: parameters, bytes, FLOPs",
 }
 INTERRUPTED = 130

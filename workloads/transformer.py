@@ -21,7 +21,7 @@ from workloads.blocks.builder import Builder
 from workloads.blocks.layer import layer
 from workloads.config import ModelConfig
 from workloads.experts import expected_distinct_experts, expert_groups
-from workloads.layers import Segment, segments
+from workloads.layers import segments
 from workloads.plan import PlacedPlan, Plan
 from workloads.step import Step, check_ring, check_step, lengths
 
@@ -58,6 +58,25 @@ def model_step(
 
     Raises `ModelConfigError` for what is not modelled, or sizes that do not divide over the chips.
     """
+    step = step_of(
+        config, mode, context=context, batch=batch, cached=cached, ring=ring, plan=plan, causal=causal, **options
+    )
+    return step_graph(config, step, name="decode_step" if mode == "decode" else "prefill")
+
+
+def step_of(
+    config: ModelConfig,
+    mode: str,
+    *,
+    context: int | Sequence[int],
+    batch: int | None = None,
+    cached: int | Sequence[int] = 0,
+    ring: int = 1,
+    plan: Plan | PlacedPlan | str | None = None,
+    causal: Causal | None = None,
+    **options: Any,
+) -> Step:
+    """The step that `model_step` makes a graph of, with the same arguments and errors."""
     if mode not in MODES:
         raise ModelConfigError(f"mode {mode!r}: {nearest(mode, MODES)}")
     if mode == "decode":
@@ -74,8 +93,7 @@ def model_step(
         if option not in known:
             raise ModelConfigError(f"unknown option {option!r}: {nearest(option, known)}")
     rectangles: Causal = causal or ("full" if mode == "decode" else "skip")
-    step = Step(lengths(batch, cached), new, placed_plan(plan, ring), rectangles, **options)
-    return step_graph(config, step, name="decode_step" if mode == "decode" else "prefill")
+    return Step(lengths(batch, cached), new, placed_plan(plan, ring), rectangles, **options)
 
 
 def decode_step(
@@ -119,43 +137,75 @@ def placed_plan(plan: Plan | PlacedPlan | str | None, ring: int = 1) -> PlacedPl
 
 def step_graph(config: ModelConfig, step: Step, name: str = "step") -> OpGraph:
     """The op graph of a step that is given whole. Raises `ModelConfigError` as `model_step` does."""
-    notes = check_step(config, step)
-    rules = step.rules(config)
-    g = OpGraph(name, Mesh.of(step.placed.sizes), rules.sizes, dtype=step.activations(config))
-    g.notes += [*notes, *_notes(config, step)]
-    tokens = g.input(str(rules.complete(parse_tensor("tokens[B, T]"))), dtype="int32", rows=2)
-    rows = rules.complete if config.learned_positions else rules.heads
-    positions = g.input(str(rows(parse_tensor("positions[B, T]"))), dtype="int32", rows=2)
-    b = Builder(g, config, step, rules, positions)
-    embedding = b.weight("embedding[V, D]", "other")
-    x = b.residual(g.lookup("x", b.gathered(embedding, rows=1), tokens))
-    if config.learned_positions:
-        table = b.gathered(b.weight("position_table[P, D]", "other"), rows=1)
-        learned = g.lookup("learned_positions", table, positions)
-        g.add("with_positions", x, b.residual(learned), into=x)
-    for segment in segments(config):
-        _segment(b, segment, x)
-    last = x if step.new == 1 else g.take_last("last", b.whole(x, "T"), "T", "T'")
-    if config.final_norm:
-        last = b.norm("final_norm", last)
-    head = embedding if config.tied_embeddings else b.weight("lm_head[D, V]", "other")
-    b.complete(b.product("logits", last, head, bias="b_lm_head[V]" if config.lm_head_bias else ""))
+    g = empty_graph(config, step, name)
+    x = embed(g, config, step)
+    through_layers(g, config, step, x)
+    predict(g, config, step, x)
     return g
 
 
-def _segment(b: Builder, segment: Segment, x: ShardedTensor) -> None:
-    """The repeated layers of a segment, each of its body under its own label."""
-    config, step, g = b.config, b.step, b.g
+def empty_graph(config: ModelConfig, step: Step, name: str) -> OpGraph:
+    """An op graph of the step's sizes and mesh, with notes on what is assumed."""
+    notes = check_step(config, step)
+    g = OpGraph(name, Mesh.of(step.placed.sizes), step.sizes(config), dtype=step.activations(config))
+    g.notes += [*notes, *_notes(config, step)]
+    return g
+
+
+def _builder(g: OpGraph, config: ModelConfig, step: Step, piece: str = "") -> Builder:
+    """A builder outside the layers; ``piece`` ends the names of all but weights, for microbatches."""
+    rules = step.rules(config)
+    rows = rules.complete if config.learned_positions else rules.heads
+    name = f"positions_{piece}" if piece else "positions"
+    positions = g.tensors.get(name)
+    if positions is None:
+        positions = g.input(str(rows(parse_tensor(f"{name}[B, T]"))), dtype="int32", rows=2)
+    return Builder(g, config, step, rules, positions, piece=piece)
+
+
+def embed(g: OpGraph, config: ModelConfig, step: Step, piece: str = "") -> ShardedTensor:
+    """The residual ``x[B, T, D]`` of the tokens."""
+    b = _builder(g, config, step, piece)
+    spec = parse_tensor(b.named("tokens[B, T]"))
+    tokens = g.input(str(b.rules.complete(spec)), dtype="int32", rows=2)
+    embedding = b.weight("embedding[V, D]", "other")
+    x = b.residual(g.lookup(b.named("x"), b.gathered(embedding, rows=1), tokens))
+    if config.learned_positions:
+        table = b.gathered(b.weight("position_table[P, D]", "other"), rows=1)
+        learned = g.lookup(b.named("learned_positions"), table, b.positions)
+        g.add(b.named("with_positions"), x, b.residual(learned), into=x)
+    return x
+
+
+def predict(g: OpGraph, config: ModelConfig, step: Step, x: ShardedTensor, piece: str = "") -> None:
+    """The logits of the last position."""
+    b = _builder(g, config, step, piece)
+    last = x if step.new == 1 else g.take_last(b.named("last"), b.whole(x, "T"), "T", "T'")
+    if config.final_norm:
+        last = b.norm("final_norm", last)
+    head = b.weight("embedding[V, D]" if config.tied_embeddings else "lm_head[D, V]", "other")
+    b.complete(b.product(b.named("logits"), last, head, bias="b_lm_head[V]" if config.lm_head_bias else ""))
+
+
+def through_layers(
+    g: OpGraph, config: ModelConfig, step: Step, x: ShardedTensor, *, first: int = 0, piece: str = ""
+) -> None:
+    """All layers of ``config``, which are the model's from number ``first`` on; ``x`` is changed in place."""
+    b = _builder(g, config, step, piece)
     moe = config.moe
-    with g.repeat(segment.name, segment.count, first_layer=segment.first, layers=segment.period):
-        for position, (kind, label) in enumerate(zip(segment.kinds, segment.labels, strict=True)):
-            if position:
-                g.next_layer()
-            groups = None
-            if kind.moe and moe is not None:
-                numbers = [moe.layers.index(at) for at in segment.layers(position)]
-                groups = expert_groups(moe, step.tokens_per_chip, step.experts, numbers)
-            layer(Builder(g, config, step, b.rules, b.positions, kind, label, groups), x)
+    for segment in segments(config):
+        name = f"{segment.name} {piece}" if piece else segment.name
+        with g.repeat(
+            name, segment.count, first_layer=first + segment.first, layers=segment.period, stack=segment.name
+        ):
+            for position, (kind, label) in enumerate(zip(segment.kinds, segment.labels, strict=True)):
+                if position:
+                    g.next_layer()
+                groups = None
+                if kind.moe and moe is not None:
+                    numbers = [moe.layers.index(at) for at in segment.layers(position)]
+                    groups = expert_groups(moe, step.tokens_per_chip, step.experts, numbers)
+                layer(Builder(g, config, step, b.rules, b.positions, kind, label, groups, piece), x)
 
 
 def _notes(config: ModelConfig, step: Step) -> list[str]:

@@ -1,6 +1,6 @@
 """Lowering: from operations on sharded tensors to the tasks of a class of chips."""
 
-from simcore.lowering.lower import lower
+from simcore.lowering.lower import lower, lower_stages
 from simcore.lowering.matmul import matmul_graph, tile_matmul
 from simcore.lowering.placement import Placement
 from simcore.lowering.program import LoweringOptions
@@ -13,6 +13,7 @@ __all__ = [
     "Tiling",
     "choose_tiling",
     "lower",
+    "lower_stages",
     "matmul_graph",
     "tile_matmul",
 ]

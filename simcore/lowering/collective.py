@@ -41,6 +41,8 @@ class _Lowered:
         source, out = self.operation.source, self.operation.out
         kind = self.operation.kind
         after = [*self.program.after(source), *self.program.after_readers(out)]
+        if out.role == "gathered":
+            after += self.program.gather_gate()
         if kind in ("AllReduce", "ReduceScatter"):
             after += self.program.after_readers(source)
         match kind:

@@ -1,12 +1,13 @@
-"""From an op graph to the task graph of one class of chips, all of which run the same program on their own shards."""
+"""From op graphs to task graphs: a class of chips for each program, all of which run it on their own shards."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from simcore.chips import Chip
 from simcore.dtypes import bytes_of
-from simcore.graph import Fixed, TaskGraph
+from simcore.graph import EntityClass, Fixed, TaskGraph
 from simcore.lowering.append import lower_append
 from simcore.lowering.attention import lower_attention
 from simcore.lowering.collective import lower_collective
@@ -15,6 +16,7 @@ from simcore.lowering.naive_attention import lower_naive_attention
 from simcore.lowering.program import LAUNCH, LoweringOptions, Program, choose_resident, placed_operations
 from simcore.lowering.routing import lower_combine, lower_dispatch
 from simcore.lowering.rows import lower_elementwise, lower_lookup, lower_take_last
+from simcore.lowering.stages import lower_receive, lower_send
 from simcore.opgraph.graph import OpGraph, Repeat
 from simcore.opgraph.operations import (
     Append,
@@ -28,12 +30,15 @@ from simcore.opgraph.operations import (
     GroupedEinsum,
     Lookup,
     Operation,
+    Receive,
+    Send,
     TakeLast,
     written,
 )
 from simcore.opgraph.tensor import ShardedTensor
 from simcore.quantities import format_bytes, parse_ps
 
+MOST_NAMES = 20
 MADE = ("activation", "gathered")
 """Parts of tensors that are made on the way."""
 
@@ -43,16 +48,41 @@ def lower(ops: OpGraph, chip: Chip, options: LoweringOptions | None = None) -> T
 
     Raises `GraphError` where tiles do not fit the chip's VMEM, `LayoutError` where shards do not divide.
     """
-    tasks = TaskGraph(ops.name, notes=list(ops.notes))
+    tasks, options = TaskGraph(ops.name, notes=list(ops.notes)), options or LoweringOptions()
+    cls = tasks.entity_class("chip", mesh=dict(ops.mesh.axes), wraps=_wraps(ops, options))
+    tasks.notes += _lower_into(tasks, cls, ops, chip, options)
+    return tasks
+
+
+def lower_stages(
+    stages: Sequence[OpGraph], chip: Chip, options: LoweringOptions | None = None, *, axis: str, name: str = ""
+) -> TaskGraph:
+    """The tasks of pipeline stages, a class of chips each, one behind the other along the mesh axis ``axis``.
+
+    Every stage has the same mesh. Raises as `lower` does.
+    """
     options = options or LoweringOptions()
-    ops.mesh.check(options.lines)
-    wraps = {axis: axis not in options.lines for axis in ops.mesh.names}
-    cls = tasks.entity_class("chip", mesh=dict(ops.mesh.axes), wraps=wraps)
-    order = placed_operations(ops)
-    resident = choose_resident(ops, chip)
-    program = Program(ops, chip, options, tasks, cls, order, resident)
+    first = stages[0]
+    tasks = TaskGraph(name or first.name, notes=list(first.notes))
+    mesh = {axis: len(stages), **dict(first.mesh.axes)}
+    wraps = {axis: axis not in options.lines, **_wraps(first, options)}
+    notes: dict[str, None] = {}
+    for number, ops in enumerate(stages):
+        only = [(number, *coordinates) for coordinates in ops.mesh.coordinates()]
+        cls = tasks.entity_class(f"stage {number}", mesh=mesh, wraps=wraps, only=only)
+        notes |= dict.fromkeys(_lower_into(tasks, cls, ops, chip, options))
+    tasks.notes += notes
+    return tasks
+
+
+def _wraps(ops: OpGraph, options: LoweringOptions) -> dict[str, bool]:
+    return {axis: axis not in options.lines for axis in ops.mesh.names}
+
+
+def _lower_into(tasks: TaskGraph, cls: EntityClass, ops: OpGraph, chip: Chip, options: LoweringOptions) -> list[str]:
+    """Emit the program of one class; returns notes on what was chosen."""
+    program = Program(ops, chip, options, tasks, cls, placed_operations(ops), choose_resident(ops, chip))
     _declare_tensors(program)
-    _note_streamed(program)
     if chip.launch_cost_s:
         cls.task(LAUNCH, work=Fixed(parse_ps(chip.launch_cost_s)), kind="launch", overhead=True)
     position = 0
@@ -67,8 +97,7 @@ def lower(ops: OpGraph, chip: Chip, options: LoweringOptions | None = None) -> T
             program.position = position
             _lower_one(program, node)
             position += 1
-    tasks.notes += program.collectives
-    return tasks
+    return [*_streamed(program), *program.collectives]
 
 
 def _lower_one(program: Program, operation: Operation) -> None:
@@ -100,6 +129,10 @@ def _lower_one(program: Program, operation: Operation) -> None:
                 lower_append(program, operation)
             case Collective():
                 lower_collective(program, operation)
+            case Send():
+                lower_send(program, operation)
+            case Receive():
+                lower_receive(program, operation)
 
 
 def _declare_tensors(program: Program) -> None:
@@ -166,15 +199,16 @@ def _weight_rows(program: Program) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _note_streamed(program: Program) -> None:
+def _streamed(program: Program) -> list[str]:
+    """A note on the activations that move through HBM, if there are any."""
     streamed = [
         tensor
         for tensor in program.ops.tensors.values()
         if tensor.role == "activation" and not program.is_resident(tensor)
     ]
-    if streamed:
-        room = program.chip.vmem_capacity_bytes
-        program.tasks.notes.append(
-            f"{len(streamed)} activations do not fit in VMEM ({format_bytes(room, binary=True)}) together and move "
-            f"through HBM: {', '.join(tensor.name for tensor in streamed)}"
-        )
+    if not streamed:
+        return []
+    room = format_bytes(program.chip.vmem_capacity_bytes, binary=True)
+    names = ", ".join(tensor.name for tensor in streamed[:MOST_NAMES])
+    more = f" and {len(streamed) - MOST_NAMES} others" if len(streamed) > MOST_NAMES else ""
+    return [f"{len(streamed)} activations do not fit in VMEM ({room}) together and move through HBM: {names}{more}"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from simcore.chips import Chip
-from simcore.dtypes import bytes_of, dtype_bits
+from simcore.dtypes import dtype_bits
 from simcore.errors import GraphError, LayoutError
 from simcore.graph import EntityClass, Ref, TaskGraph
 from simcore.graph.access import Region
@@ -20,7 +20,8 @@ from simcore.graph.graph import Reference
 from simcore.graph.reference import Indices
 from simcore.lowering.tiling import Tiling
 from simcore.opgraph.graph import OpGraph, Repeat
-from simcore.opgraph.operations import Operation, written
+from simcore.opgraph.liveness import Placed, lives, local_bytes, placed_operations
+from simcore.opgraph.operations import written
 from simcore.opgraph.tensor import ShardedTensor
 
 LAUNCH = "launch"
@@ -43,6 +44,7 @@ class LoweringOptions:
     buffers : tiles of each pool: 2 is double buffering.
     ring_direction : "one_way" or "both" directions of a ring's links.
     algorithm : "auto", the fastest by its closed form; or "ring", which leaves out sending whole arrays in one shot.
+    prefetch_layers : weights are gathered at most so many layers ahead of the one that computes.
     lines : mesh axes that do not wrap around.
     networks : mesh axis -> "ici" (where it is not given), "nvlink", "network", "dcn" or "dcn_share".
     """
@@ -50,6 +52,7 @@ class LoweringOptions:
     buffers: int = 2
     ring_direction: Literal["one_way", "both"] = "both"
     algorithm: Literal["auto", "ring"] = "auto"
+    prefetch_layers: int = 1
     lines: frozenset[str] = frozenset()
     networks: Mapping[str, str] = field(default_factory=dict)
 
@@ -59,20 +62,14 @@ class LoweringOptions:
         if self.ring_direction not in ("one_way", "both"):
             raise GraphError(f"ring_direction {self.ring_direction!r}; one_way or both is meant")
 
+        if self.prefetch_layers < 0:
+            raise GraphError(f"prefetch_layers is {self.prefetch_layers}; it must be 0 or more")
         if self.algorithm not in ("auto", "ring"):
             raise GraphError(f"algorithm {self.algorithm!r}; auto or ring is meant")
 
     def network(self, axis: str) -> str:
         """The network that a mesh axis is on."""
         return self.networks.get(axis, "ici")
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """An operation and the repeat it stands in, if any."""
-
-    operation: Operation
-    repeat: Repeat | None
 
 
 @dataclass
@@ -89,13 +86,21 @@ class Program:
     position: int = 0
     tilings: dict[object, Tiling] = field(default_factory=dict)
     """(shape, operands in VMEM) -> the tiling chosen for it"""
+    loops_of: dict[str, list[str]] = field(init=False)
+    """stack of weights -> the repeats that go through it"""
     collectives: list[str] = field(default_factory=list)
     """how collectives are done, each different one once"""
 
+    def __post_init__(self) -> None:
+        self.loops_of = {}
+        for node in self.ops.body:
+            if isinstance(node, Repeat):
+                self.loops_of.setdefault(node.stack, []).append(node.name)
+
     @property
     def repeats(self) -> dict[str, int]:
-        """Repeat -> iterations."""
-        return {node.name: node.count for node in self.ops.body if isinstance(node, Repeat)}
+        """Stack of weights -> iterations of its repeats."""
+        return {node.stack: node.count for node in self.ops.body if isinstance(node, Repeat)}
 
     def note_collective(self, text: str) -> None:
         if text not in self.collectives:
@@ -118,7 +123,7 @@ class Program:
         """The index of the iteration that has its own copy of the tensor."""
         if not tensor.repeat:
             return ()
-        at = int(i[tensor.repeat])
+        at = next(int(i[loop]) for loop in self.loops_of[tensor.repeat] if loop in i)
         return (slice(at, at + 1),)
 
     @property
@@ -151,6 +156,23 @@ class Program:
     def after_readers(self, tensor: ShardedTensor) -> list[Reference]:
         """What must be complete before the operation at hand writes over the tensor: its readers so far."""
         return [self._end_of(at) for at in self._last(tensor.name, writers=False) if at != self.position]
+
+    def gather_gate(self) -> list[Reference]:
+        """What a weight's gather waits for, so that it does not run further ahead than it may: the first operation of a
+        layer some layers back, inside a repeat or before the operation at hand."""
+        ahead, here = self.options.prefetch_layers, self._here.repeat
+        repeat = here
+        if repeat is None:
+            before = [placed.repeat for placed in self.order[: self.position] if placed.repeat is not None]
+            if not before or ahead >= before[-1].count:
+                return []
+            repeat = before[-1]
+        first = f"{repeat.body[0].name}.end"
+        if here is None:
+            return [Ref(first, at={repeat.name: repeat.count - 1 - ahead})]
+        if ahead == 0 and self.order[self.position].operation is repeat.body[0]:
+            return []
+        return [Ref(first, at={repeat.name: -ahead}, outside="ignore")]
 
     def _touches(self, at: int, name: str, writers: bool) -> bool:
         operation = self.order[at].operation
@@ -189,61 +211,30 @@ class Program:
         return Ref(task)
 
 
-def placed_operations(ops: OpGraph) -> list[Placed]:
-    """The operations in program order, those of repeats once."""
-    order: list[Placed] = []
-    for node in ops.body:
-        if isinstance(node, Repeat):
-            order += [Placed(operation, node) for operation in node.body]
-        else:
-            order.append(Placed(node, None))
-    return order
-
-
 def choose_resident(ops: OpGraph, chip: Chip) -> frozenset[str]:
     """Activations and inputs that stay in VMEM: all, or all but the largest where too many live at once.
 
     A tensor counts from the operation that makes it to the one after its last reader, which may run beside it.
     """
-    lives = _lives(ops)
-    sizes = {name: local_bytes(ops, ops.tensors[name]) for name in lives}
+    alive_at = {
+        name: range(first, last + 2)
+        for name, (first, last) in lives(ops).items()
+        if ops.tensors[name].role in ("activation", "input")
+    }
+    sizes = {name: local_bytes(ops, ops.tensors[name]) for name in alive_at}
     room = chip.vmem_capacity_bytes // RESIDENT_SHARE
-    resident = set(lives)
+    resident = set(alive_at)
     while True:
         alive: dict[int, int] = {}
         for name in resident:
-            for at in lives[name]:
+            for at in alive_at[name]:
                 alive[at] = alive.get(at, 0) + sizes[name]
         fullest = max(alive, key=lambda at: (alive[at], -at), default=-1)
         if fullest < 0 or alive[fullest] <= room:
             return frozenset(resident)
         resident.remove(
-            max((name for name in resident if fullest in lives[name]), key=lambda name: (sizes[name], name))
+            max((name for name in resident if fullest in alive_at[name]), key=lambda name: (sizes[name], name))
         )
-
-
-def _lives(ops: OpGraph) -> dict[str, range]:
-    """For each activation and input the positions in the program at which it lives."""
-    order = placed_operations(ops)
-    bodies: dict[str, list[int]] = {}
-    touched: dict[str, list[int]] = {}
-    for at, placed in enumerate(order):
-        if placed.repeat is not None:
-            bodies.setdefault(placed.repeat.name, []).append(at)
-        for tensor in (*placed.operation.reads, placed.operation.out):
-            if tensor.role in ("activation", "input"):
-                touched.setdefault(tensor.name, []).append(at)
-    lives = {}
-    for name, positions in touched.items():
-        first, last = min(positions), max(positions)
-        if ops.tensors[name].role == "input":
-            first, last = 0, len(order) - 1
-        inside = {placed.repeat.name for at in positions if (placed := order[at]).repeat is not None}
-        outside = any(order[at].repeat is None for at in positions)
-        for repeat in inside if outside or len(inside) > 1 else ():  # carried from one iteration to the next
-            first, last = min(first, bodies[repeat][0]), max(last, bodies[repeat][-1])
-        lives[name] = range(first, last + 2)
-    return lives
 
 
 def of_local_requests(name: str, lengths: tuple[int, ...], requests: int) -> tuple[int, ...]:
@@ -261,7 +252,15 @@ def compute_dtype(left: str, right: str) -> str:
     return left if dtype_bits(left) >= dtype_bits(right) else right
 
 
-def local_bytes(ops: OpGraph, tensor: ShardedTensor) -> int:
-    """Bytes of each device's shard, of one iteration where each has its own."""
-    rows, columns = ops.local_rows_columns(tensor)
-    return bytes_of(rows * columns, tensor.dtype)
+__all__ = [
+    "LAUNCH",
+    "ROWS_SHARE",
+    "VECTORS",
+    "LoweringOptions",
+    "Program",
+    "choose_resident",
+    "compute_dtype",
+    "local_bytes",
+    "of_local_requests",
+    "placed_operations",
+]

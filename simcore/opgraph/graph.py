@@ -39,6 +39,8 @@ from simcore.opgraph.operations import (
     Kernel,
     Lookup,
     Operation,
+    Receive,
+    Send,
     TakeLast,
     View,
 )
@@ -66,6 +68,8 @@ class Repeat:
     body: list[Operation]
     first_layer: int = -1
     layers: int = 1
+    stack: str = ""
+    """whose weights and caches it goes through: those of all repeats of one stack are the same"""
 
 
 @dataclass
@@ -113,7 +117,7 @@ class OpGraph:
         layout = parse_tensor(spec)
         if layout.name in self.tensors:
             raise GraphError(f"tensor {layout.name!r} is already declared")
-        per_iteration = self._repeat.name if self._repeat is not None and role in ("weight", "cache") else ""
+        per_iteration = self._repeat.stack if self._repeat is not None and role in ("weight", "cache") else ""
         return self._keep(ShardedTensor(layout, dtype or self.dtype, role, per_iteration, rows, held))
 
     def _keep(self, tensor: ShardedTensor) -> ShardedTensor:
@@ -130,13 +134,22 @@ class OpGraph:
     # -- structure --------------------------------------------------------------------------------------------
 
     @contextmanager
-    def repeat(self, name: str, count: int, *, first_layer: int = -1, layers: int = 1) -> Iterator[None]:
-        """The operations made inside are repeated; see `Repeat` for the layers that they are."""
+    def repeat(
+        self, name: str, count: int, *, first_layer: int = -1, layers: int = 1, stack: str = ""
+    ) -> Iterator[None]:
+        """The operations made inside are repeated; see `Repeat` for the layers that they are.
+
+        Repeats of one ``stack``, by default each of its own, share the weights that were declared in the first.
+        """
         if self._repeat is not None:
             raise GraphError(f"repeat {name!r} inside repeat {self._repeat.name!r}: repeats do not nest")
         if count < 1:
             raise GraphError(f"repeat {name!r}: {count} times; it must be 1 or more")
-        self._repeat, self._layer = Repeat(name, count, [], first_layer, layers), 0
+        stack = stack or name
+        other = next((node for node in self.body if isinstance(node, Repeat) and node.stack == stack), None)
+        if other is not None and other.count != count:
+            raise GraphError(f"repeat {name!r}: {count} times, but {other.name!r} of its stack {other.count} times")
+        self._repeat, self._layer = Repeat(name, count, [], first_layer, layers, stack), 0
         self.body.append(self._repeat)
         try:
             yield
@@ -459,6 +472,18 @@ class OpGraph:
         out = replace(tensor, layout=replace(layout, name=name), role=role, repeat="")
         out = self._keep(out if rows is None else replace(out, rows=rows))
         self._collective(kind, tensor, out, axes, dim, to_dim)
+        return out
+
+    def send(self, name: str, source: ShardedTensor, axis: str, to: str) -> None:
+        """Send ``source`` to the next stage along ``axis``, where it is received as the tensor ``to``."""
+        rules.nonlinear(source.layout, name)
+        self._append(Send(name, source, axis, to))
+
+    def receive(self, spec: str, *, sent: str, axis: str, rows: int = 2, dtype: str = "") -> ShardedTensor:
+        """What the stage before sends by its operation ``sent``, as ``"x[B, T, D]"``."""
+        layout = parse_tensor(spec)
+        out = self._keep(ShardedTensor(layout, dtype or self.dtype, "activation", "", rows))
+        self._append(Receive(f"{out.name}_received", out, axis, sent))
         return out
 
     def _collective(

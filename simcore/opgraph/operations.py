@@ -267,6 +267,38 @@ class Collective:
         return (self.source,)
 
 
+@dataclass(frozen=True, slots=True)
+class Send:
+    """``source`` goes to the next stage along ``axis``, into its tensor ``to``."""
+
+    name: str
+    source: ShardedTensor
+    axis: str
+    to: str
+
+    @property
+    def reads(self) -> tuple[ShardedTensor, ...]:
+        return (self.source,)
+
+    @property
+    def out(self) -> ShardedTensor:
+        return self.source
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """``out`` is what the stage before along ``axis`` sends by its operation ``sent``."""
+
+    name: str
+    out: ShardedTensor
+    axis: str
+    sent: str
+
+    @property
+    def reads(self) -> tuple[ShardedTensor, ...]:
+        return ()
+
+
 Operation: TypeAlias = (
     Einsum
     | BatchedEinsum
@@ -279,6 +311,8 @@ Operation: TypeAlias = (
     | Append
     | Attention
     | Collective
+    | Send
+    | Receive
 )
 
 
@@ -286,4 +320,6 @@ def written(operation: Operation) -> tuple[ShardedTensor, ...]:
     """The tensors that an operation writes to: its result, and what it works on in place."""
     if isinstance(operation, Collective) and operation.kind == "ReduceScatter":
         return operation.out, operation.source
+    if isinstance(operation, Send):
+        return ()
     return (operation.out,)

@@ -35,29 +35,33 @@ class Builder:
     kind: LayerKind = LayerKind("full", False)
     label: str = ""
     groups: Groups | None = None
+    piece: str = ""
+    """ends the names of all but weights: the microbatch, where there are several"""
     _moved: dict[tuple[str, TensorLayout], ShardedTensor] = field(default_factory=dict, compare=False)
     """what has been laid out anew, for others that want the same"""
 
     def named(self, name: str) -> str:
-        """A name, or a tensor with its dimensions, of this layer: ``w_q[D, N, H]`` as ``w_q_moe[D, N, H]``."""
-        if not self.label:
-            return name
-        head, bracket, dims = name.partition("[")
-        return f"{head}_{self.label}{bracket}{dims}"
+        """A name, or a tensor with its dimensions, of this layer and piece: ``q`` as ``q_moe_m1``."""
+        return _ended(name, self.label, self.piece)
 
     # -- weights ----------------------------------------------------------------------------------------------
 
     def weight(self, spec: str, part: str = "linear") -> ShardedTensor:
         """A matrix of a part of the model ("linear", "experts" or "other"), stored as the step and the plan have it."""
-        layout = self.rules.weight(self.named(spec))
-        return self.g.weight(str(layout), dtype=self.step.weight_dtype(self.config, part))
+        layout = self.rules.weight(_ended(spec, self.label))
+        return self._stored(layout, self.step.weight_dtype(self.config, part))
 
     def vector(self, spec: str, like: ShardedTensor | None = None) -> ShardedTensor:
         """A bias or a norm's scale, stored in the model's own format; split as it is in ``like``, if given."""
-        layout = self.rules.stationary(parse_tensor(self.named(spec)))
+        layout = self.rules.stationary(parse_tensor(_ended(spec, self.label)))
         if like is not None:
             layout = replace(layout, dims=tuple(like.layout.dim(dim) for dim in layout.dim_names))
-        return self.g.weight(str(layout), dtype=self.config.dtype)
+        return self._stored(layout, self.config.dtype)
+
+    def _stored(self, layout: TensorLayout, dtype: str) -> ShardedTensor:
+        """The weight, which another piece may have declared."""
+        known = self.g.tensors.get(layout.name)
+        return known if known is not None else self.g.weight(str(layout), dtype=dtype)
 
     def gathered(self, weight: ShardedTensor, rows: int) -> ShardedTensor:
         """A weight as a matmul sees it, a matrix of its first ``rows`` dimensions: gathered over the fsdp axes."""
@@ -217,3 +221,9 @@ class Builder:
         chips = self.step.plan.context
         mine = [-(-positions // chips) for positions in held[:per_group]]
         return self.g.cache(str(layout), dtype=self.step.cache_dtype(self.config), held=mine)
+
+
+def _ended(name: str, *ends: str) -> str:
+    """``w_q[D, N, H]`` as ``w_q_moe[D, N, H]``."""
+    head, bracket, dims = name.partition("[")
+    return "_".join(filter(None, (head, *ends))) + bracket + dims
