@@ -81,7 +81,8 @@ def _wraps(ops: OpGraph, options: LoweringOptions) -> dict[str, bool]:
 
 def _lower_into(tasks: TaskGraph, cls: EntityClass, ops: OpGraph, chip: Chip, options: LoweringOptions) -> list[str]:
     """Emit the program of one class; returns notes on what was chosen."""
-    program = Program(ops, chip, options, tasks, cls, placed_operations(ops), choose_resident(ops, chip))
+    resident = choose_resident(ops, chip) if options.keep_activations else frozenset()
+    program = Program(ops, chip, options, tasks, cls, placed_operations(ops), resident)
     _declare_tensors(program)
     if chip.launch_cost_s:
         cls.task(LAUNCH, work=Fixed(parse_ps(chip.launch_cost_s)), kind="launch", overhead=True)

@@ -44,6 +44,7 @@ class LoweringOptions:
     buffers : tiles of each pool: 2 is double buffering.
     ring_direction : "one_way" or "both" directions of a ring's links.
     algorithm : "auto", the fastest by its closed form; or "ring", which leaves out sending whole arrays in one shot.
+    keep_activations : whether activations that fit stay in VMEM; else all move through HBM.
     prefetch_layers : weights are gathered at most so many layers ahead of the one that computes.
     lines : mesh axes that do not wrap around.
     networks : mesh axis -> "ici" (where it is not given), "nvlink", "network", "dcn" or "dcn_share".
@@ -52,6 +53,7 @@ class LoweringOptions:
     buffers: int = 2
     ring_direction: Literal["one_way", "both"] = "both"
     algorithm: Literal["auto", "ring"] = "auto"
+    keep_activations: bool = True
     prefetch_layers: int = 1
     lines: frozenset[str] = frozenset()
     networks: Mapping[str, str] = field(default_factory=dict)

@@ -113,9 +113,12 @@ def _attention(ops: OpGraph, operation: Attention, found: GraphAccount, times: i
     requests, new, heads, k_dim = operation.q.layout.local_shape(ops.sizes, ops.mesh)
     v_dim = operation.out.layout.local_shape(ops.sizes, ops.mesh)[3]
     cached = operation.cached[:requests]
+    # Of positions that are dealt out a chip has one in n, rounded up.
+    n = ops.mesh.axis_size(operation.stripes)
     pairs = seen = 0
     for length in cached:
-        first = int(operation.view.first(length))
+        first = int(operation.view.first(length)) // n
+        length = -(-length // n)
         seen += length - first
         if operation.causal == "skip" and operation.kernel == "flash":
             positions = length + np.arange(new)
