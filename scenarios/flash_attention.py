@@ -1,8 +1,9 @@
 """One layer's attention, flash against naive: the same FLOPs, and a fraction of the HBM traffic.
 
 The flash kernel keeps scores in VMEM for the length of a block (online softmax with a running maximum) and reads keys
-and values once for each block of queries; the naive one writes all scores to HBM, reads them for the softmax, writes the weights and reads them again: four times B N T S
-values. ``--plot`` draws traffic and time of both over the sequence length.
+and values once for each block of queries; the naive one writes all scores to HBM, reads them for the softmax, writes
+the weights and reads them again: four times B N T S values. ``--plot`` draws traffic and time of both
+over the sequence length.
 """
 
 from __future__ import annotations
