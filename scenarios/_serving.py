@@ -66,10 +66,25 @@ def placed(p: Serving, chip: Chip) -> PlacedPlan:
 def lowered(p: Serving, chip: Chip, config: ModelConfig, mode: str, **asked: Any) -> tuple[TaskGraph, list[OpGraph]]:
     """The step of the flags as tasks, and the op graphs that they are made from: one for each pipeline stage."""
     where = placed(p, chip)
+    check_effect(p, config)
     return lowered_step(
         config, mode, chip, plan=where, options=lowering(p, where), microbatches=p.microbatches or 0, batch=p.batch,
         context=p.context, **step_options(p), **asked,
     )  # fmt: skip
+
+
+def check_effect(p: Serving, config: ModelConfig) -> None:
+    """Raise `ScenarioError` for a flag that nothing would use."""
+    plan = Plan.parse(p.plan) if p.plan else Plan(tensor=p.ring)
+    idle = {
+        "--imbalance": p.imbalance != 1 and config.moe is None and f"{config.name} has no experts",
+        "--capacity-factor": p.capacity_factor is not None and config.moe is None and f"{config.name} has no experts",
+        "--microbatches": p.microbatches is not None and plan.pipeline == 1 and "the plan has no pipeline",
+        "--map": p.map is not None and p.slice is None and "there is no --slice to lay the plan on",
+    }
+    for flag, why in idle.items():
+        if why:
+            raise ScenarioError(f"{flag} has no effect: {why}; leave it out")
 
 
 def step_options(p: Serving) -> dict[str, Any]:

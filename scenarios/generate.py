@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from scenarios._serving import Serving, lowering, placed, step_options
+from scenarios._serving import Serving, check_effect, lowering, placed, step_options
 from simcore.chips import Chip
 from simcore.quantities import format_count, format_seconds
 from simcore.rates import SECONDS_PER_HOUR
@@ -29,9 +29,10 @@ class Parameters(Serving):
 
 
 def run(p: Parameters, chip: Chip, ideal: bool, engine: str) -> RunResult:
-    where = placed(p, chip)
+    where, config = placed(p, chip), load_model(p.model)
+    check_effect(p, config)
     made = generate(
-        load_model(p.model), prompt=p.context, steps=p.steps, batch=p.batch, chip=chip, chunk=p.chunk, ideal=ideal,
+        config, prompt=p.context, steps=p.steps, batch=p.batch, chip=chip, chunk=p.chunk, ideal=ideal,
         lowering=lowering(p, where), engine=engine, plan=where, **step_options(p),
     )  # fmt: skip
     last = made.last
