@@ -14,12 +14,10 @@ has B D fewer. FLOPs and weight bytes of a chip are the same in all. ``--plot`` 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import matplotlib
 import numpy as np
 
 from simcore.chips import Chip
@@ -37,9 +35,6 @@ EXAMPLE = "--chips 16 --batch 1024 --plot two_layer_mlp.png"
 LAYOUTS = Literal["column_row", "column_column", "row_row", "row_column"]
 GELU_OPERATIONS = 8
 """Vector operations of a tanh-approximated GELU, counted per element."""
-
-PANEL_GROUPS = 2
-"""Chips that differ (those of a line) that are drawn of each layout."""
 
 
 @dataclass(frozen=True)
@@ -98,36 +93,9 @@ def plot(result: RunResult, path: Path) -> None:
     """The two timelines, one above the other on one time axis, with a line where the shorter one ends."""
     p = Parameters(**dict(result.parameters))
     other = _simulated(p, p.against, result.chip, result.ideal, result.engine)
-    draw_on_one_axis([(p.layout, result), (p.against, other)], path, finding(p, dict(result.extra)))
+    from simcore.views.gantt_panels import draw_gantts
 
-
-def draw_on_one_axis(panels: Sequence[tuple[str, RunResult]], path: Path, title: str) -> None:
-    """Timelines below each other, as long as the longest of them."""
-    from simcore.files import written_beside
-    from simcore.views import gantt
-    from simcore.views.gantt_lanes import groups_of
-
-    longest = max((result for _, result in panels), key=lambda result: result.time_s)
-    groups, note = [], ""
-    for label, result in panels:
-        found, _ = groups_of(result.timeline)
-        note = "chips that differ from those drawn are left out" if len(found) > PANEL_GROUPS else note
-        head = f"{label}, {format_seconds(result.time_s)}"
-        groups += [dataclasses.replace(group, header=f"{head}: {group.header}") for group in found[:PANEL_GROUPS]]
-    options = gantt.GanttOptions(title=title)
-    picture = gantt._Picture(longest, groups, gantt._scale(longest.timeline, options), options)
-    picture.strips = []
-    picture.result = dataclasses.replace(longest, scenario="two_layer_mlp", parameters=panels[0][1].parameters)
-    style: Any = {"svg.fonttype": "none", "svg.hashsalt": "simcore", "hatch.linewidth": 0.5, "font.size": 8.5}
-    with matplotlib.rc_context(style):
-        figure = picture.draw(note)
-        for _, result in panels:
-            if result is not longest:
-                end = result.timeline.makespan_ps / picture.scale.factor
-                figure.axes[0].axvline(end, color="black", linestyle=":", linewidth=0.9)
-        dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})
-        with written_beside(path) as temporary:
-            figure.savefig(temporary, dpi=gantt.DPI, metadata=dated)
+    draw_gantts([(p.layout, result), (p.against, other)], path, finding(p, dict(result.extra)))
 
 
 def finding(p: Parameters, extra: dict[str, float]) -> str:

@@ -109,6 +109,18 @@ class RunResult:
 
         draw_gantt(self, path, options)
 
+    def frame(self, by: str = "operation", library: str = "polars") -> Any:
+        """The table per "task", "operation", "layer" or "resource" as a polars or pandas frame."""
+        from simcore.views.tables import frame_of
+
+        return frame_of(self, by, library)
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks."""
+        from simcore.views.card import html_card
+
+        return html_card(self)
+
     def report(self) -> str:
         """The result as a page of text."""
         from simcore.views.report import render_report

@@ -15,7 +15,7 @@ import numpy as np
 from simcore.errors import OutputError
 
 PICTURES = (".png", ".svg", ".pdf")
-TABLES = (".csv",)
+TABLES = (".csv", ".parquet")
 
 
 def output_path(flag: str, text: str | None, suffixes: Sequence[str]) -> Path | None:

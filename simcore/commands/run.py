@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from simcore.commands import common
 from simcore.commands.outputs import PICTURES, TABLES, distinct, json_text, note, output_path
 from simcore.commands.parser import CommandParser, Once
-from simcore.errors import ScenarioError, SimcoreError
+from simcore.errors import ScenarioError, SimcoreError, nearest
 from simcore.quantities import parse_seconds
 from simcore.scenario import Scenario, run_scenario, scenario_names
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from simcore.views.gantt import GanttOptions
 
 DOES_NOT_FIT = 3
+TABLE_KINDS = ("task", "operation", "layer", "resource")
 
 
 def main(arguments: Sequence[str], prog: str) -> int:
@@ -33,6 +34,8 @@ def main(arguments: Sequence[str], prog: str) -> int:
     plot = output_path("--plot", getattr(parsed, "plot", None), PICTURES)
     distinct({"--gantt": gantt, "--table": table, "--plot": plot})
     window = _window(parsed.zoom, gantt)
+    if parsed.by is not None and parsed.by not in TABLE_KINDS:
+        raise ScenarioError(f"--by {parsed.by}: {nearest(parsed.by, TABLE_KINDS)}")
     result = run_scenario(
         scenario,
         chip=parsed.chip,
@@ -45,9 +48,9 @@ def main(arguments: Sequence[str], prog: str) -> int:
         result.gantt(gantt, _gantt_options(window))
         note(f"wrote {gantt}", quiet=parsed.quiet)
     if table:
-        from simcore.views.table import write_table
+        from simcore.views.tables import write_table
 
-        write_table(result, table)
+        write_table(result, table, parsed.by or "task")
         note(f"wrote {table}", quiet=parsed.quiet)
     if plot:
         scenario.plot(result, plot)
@@ -56,6 +59,10 @@ def main(arguments: Sequence[str], prog: str) -> int:
         print(json_text(result.to_json()))
     elif not parsed.quiet:
         print(result.report())
+        if parsed.by and not table:
+            from simcore.views.tables import text_of
+
+            print(f"\nper {parsed.by}\n{text_of(result, parsed.by)}", end="")
     return _verdict(result)
 
 
@@ -93,7 +100,12 @@ def _parser(prog: str, scenario: Scenario | None) -> CommandParser:
     group.add_argument("--zoom", metavar="A:B", action=Once, help="draw only from A to B, e.g. 10us:25us")
     if scenario is not None and scenario.has_plot:
         group.add_argument("--plot", metavar="FILE", action=Once, help="draw the scenario's own picture")
-    group.add_argument("--table", metavar="FILE", action=Once, help="one row a task: .csv")
+    group.add_argument(
+        "--table", metavar="FILE", action=Once, help="a table, .csv or .parquet: one row a task, or --by"
+    )
+    group.add_argument(
+        "--by", metavar="|".join(TABLE_KINDS), action=Once, help="what --table has a row for; alone: print that table"
+    )
     group.add_argument("--json", action="store_true", help="print one JSON object instead of the report")
     group.add_argument("--quiet", action="store_true", help="print no report and no notes")
     return parser

@@ -1,13 +1,10 @@
-"""The timeline as a CSV table: one row a task instance, in key order; times in picoseconds."""
+"""The timeline as rows: one a task instance, in key order; times in picoseconds."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from simcore.files import written_beside
 from simcore.result import RunResult
 from simcore.timeline import Released
 
@@ -37,15 +34,8 @@ COLUMNS = (
 an empty cell is "none"."""
 
 
-def write_table(result: RunResult, path: str | Path) -> None:
-    """Write the table; raises `OutputError` if the file cannot be written."""
-    with written_beside(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(_rows(result))
-
-
-def _rows(result: RunResult) -> Iterator[tuple[Any, ...]]:
+def task_rows(result: RunResult) -> Iterator[tuple[Any, ...]]:
+    """The rows, in key order."""
     timeline = result.timeline
     chips = [" ".join(f"{axis}={index}" for axis, index in entity.coordinates) for entity in timeline.entities]
     how = {int(reason): reason.name.lower() for reason in Released}
