@@ -12,7 +12,7 @@ from simcore.graph import TaskGraph
 from simcore.timeline import Timeline
 
 if TYPE_CHECKING:
-    from simcore.views.gantt import GanttOptions
+    from simcore.views.gantt_scale import GanttOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,18 @@ import re
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 
 from simcore import Fixed, TaskGraph, run
+from simcore.cli import main
 from simcore.critical import critical_rows
 from simcore.errors import OutputError
 from simcore.scenario import run_scenario
-from simcore.views.gantt import GanttOptions, draw_gantt, merge_slivers
+from simcore.views import gantt
+from simcore.views.gantt import draw_gantt, merge_slivers
 from simcore.views.gantt_lanes import groups_of
+from simcore.views.gantt_scale import GanttOptions, memory_strips, scale_of
 from simcore.views.report import finding
 
 
@@ -134,3 +139,89 @@ def test_layers_of_a_model_that_repeats_in_periods_are_numbered_one_by_one():
     result = run_scenario("decode_step", parameters={"model": "gemma2-9b", "context": 64})
     bands = groups_of(result.timeline)[0][0].bands
     assert [band.label for band in bands] == [f"layer {number}" for number in range(42)]
+
+
+def tiny_pipeline():
+    parameters = {"model": "tiny", "context": 32, "batch": 4, "plan": "pipeline=2,tensor=2"}
+    return run_scenario("decode_step", parameters=parameters)
+
+
+def test_layers_choose_the_window():
+    result = run_scenario("decode_step", parameters={"model": "tiny", "context": 64})
+    whole = scale_of(result.timeline, GanttOptions())
+    first, second = (scale_of(result.timeline, GanttOptions(layers=(at, at))) for at in (0, 1))
+    assert whole.begin_ps <= first.begin_ps < first.end_ps <= second.end_ps <= whole.end_ps
+    with pytest.raises(OutputError, match="layers 7 to 9 show nothing: the run has layers 0 to 1"):
+        scale_of(result.timeline, GanttOptions(layers=(7, 9)))
+
+
+def test_chips_are_chosen_by_number_also_where_they_are_folded():
+    result = tiny_pipeline()
+    assert [group.entity for group in groups_of(result.timeline, (0, 1))[0]] == [0]
+    assert [group.entity for group in groups_of(result.timeline, (3,))[0]] == [1]
+    with pytest.raises(OutputError, match="there is no chip 4: the run has 4"):
+        groups_of(result.timeline, (4,))
+
+
+def test_microbatches_are_bands_of_each_stage():
+    groups, _ = groups_of(tiny_pipeline().timeline)
+    assert [[band.label for band in group.bands] for group in groups] == [["m0", "m1"], ["m0", "m1"]]
+
+
+def test_memories_are_curves_below_where_asked_for(tmp_path):
+    result = tiny_pipeline()
+    strips = memory_strips(result, scale_of(result.timeline, GanttOptions()))
+    assert [name for name, _, _ in strips] == ["VMEM held", "HBM held"]
+    for (_, held, most), memory in zip(strips, ("vmem", "hbm"), strict=True):
+        assert most == pytest.approx(result.memory_peak_bytes[memory] / result.memory_capacity_bytes[memory])
+        assert held.max() == pytest.approx(most)
+    draw_gantt(result, tmp_path / "memory.svg", GanttOptions(memory=True))
+    assert "HBM held" in (tmp_path / "memory.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--layers", "1:2"], "--layers: needs --gantt FILE"),
+        (["--layers", "5:3", "--gantt", "x.png"], "must be a first and a last layer"),
+        (["--layers", "a:b", "--gantt", "x.png"], "must be whole numbers"),
+        (["--chips", "-1", "--gantt", "x.png"], "0 or more"),
+        (["--memory"], "--memory: needs --gantt FILE"),
+    ],
+)
+def test_zooms_that_cannot_be_say_why(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "decode_step", "--model", "tiny", "--context", "16", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("scenario", "parameters"),
+    [
+        ("double_buffering", {}),
+        ("host_offload", {"layers": 4}),
+        ("decode_step", {"model": "tiny", "context": 64, "batch": 4, "plan": "pipeline=2,tensor=2"}),
+        ("prefill", {"model": "tiny", "context": 256, "ring": 4}),
+    ],
+)
+def test_no_text_lies_on_another(scenario, parameters):
+    result = run_scenario(scenario, parameters=parameters)
+    options = GanttOptions()
+    groups, note = groups_of(result.timeline)
+    figure = gantt._Picture(result, groups, scale_of(result.timeline, options), options).draw(note)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    boxes = [
+        (text.get_text(), text.get_window_extent(renderer))
+        for text in figure.findobj(Text)
+        if text.get_text().strip() and text.get_visible()
+    ]
+    assert len(boxes) > 8
+    for number, (one, box) in enumerate(boxes):
+        for other, against in boxes[number + 1 :]:
+            shared = [
+                min(box.x1, against.x1) - max(box.x0, against.x0), min(box.y1, against.y1) - max(box.y0, against.y0)
+            ]  # fmt: skip
+            assert min(shared) < 1.5, f"{one!r} lies on {other!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from simcore.scenario import Scenario, run_scenario, scenario_names
 
 if TYPE_CHECKING:
     from simcore.result import RunResult
-    from simcore.views.gantt import GanttOptions
+    from simcore.views.gantt_scale import GanttOptions
 
 DOES_NOT_FIT = 3
 TABLE_KINDS = ("task", "operation", "layer", "resource")
@@ -32,8 +33,9 @@ def main(arguments: Sequence[str], prog: str) -> int:
     gantt = output_path("--gantt", parsed.gantt, PICTURES)
     table = output_path("--table", parsed.table, TABLES)
     plot = output_path("--plot", getattr(parsed, "plot", None), PICTURES)
-    distinct({"--gantt": gantt, "--table": table, "--plot": plot})
-    window = _window(parsed.zoom, gantt)
+    options = _gantt_options(parsed, gantt)
+    roofline = output_path("--roofline", parsed.roofline, PICTURES)
+    distinct({"--gantt": gantt, "--table": table, "--plot": plot, "--roofline": roofline})
     if parsed.by is not None and parsed.by not in TABLE_KINDS:
         raise ScenarioError(f"--by {parsed.by}: {nearest(parsed.by, TABLE_KINDS)}")
     result = run_scenario(
@@ -45,8 +47,13 @@ def main(arguments: Sequence[str], prog: str) -> int:
         parameters=common.given_parameters(parsed),
     )
     if gantt:
-        result.gantt(gantt, _gantt_options(window))
+        result.gantt(gantt, options)
         note(f"wrote {gantt}", quiet=parsed.quiet)
+    if roofline:
+        from simcore.views.roofline_run import draw_roofline_of
+
+        draw_roofline_of(result, roofline)
+        note(f"wrote {roofline}", quiet=parsed.quiet)
     if table:
         from simcore.views.tables import write_table
 
@@ -98,6 +105,10 @@ def _parser(prog: str, scenario: Scenario | None) -> CommandParser:
     group = parser.add_argument_group("output")
     group.add_argument("--gantt", metavar="FILE", action=Once, help="draw the timeline: .png, .svg or .pdf")
     group.add_argument("--zoom", metavar="A:B", action=Once, help="draw only from A to B, e.g. 10us:25us")
+    group.add_argument("--layers", metavar="A:B", action=Once, help="draw only layers A to B, e.g. 3:5")
+    group.add_argument("--chips", metavar="N,N", action=Once, help="draw only these chips, e.g. 0,1")
+    group.add_argument("--memory", action="store_true", help="draw what memories hold, below the timeline")
+    group.add_argument("--roofline", metavar="FILE", action=Once, help="draw every operation under the chip's roofs")
     if scenario is not None and scenario.has_plot:
         group.add_argument("--plot", metavar="FILE", action=Once, help="draw the scenario's own picture")
     group.add_argument(
@@ -127,9 +138,32 @@ def _window(text: str | None, gantt: Path | None) -> tuple[float, float] | None:
     return window
 
 
-def _gantt_options(window: tuple[float, float] | None) -> GanttOptions | None:
-    if window is None:
+def _gantt_options(parsed: argparse.Namespace, gantt: Path | None) -> GanttOptions | None:
+    """What of the timeline is to be drawn; None for all of it."""
+    window = _window(parsed.zoom, gantt)
+    for flag, value in (("--layers", parsed.layers), ("--chips", parsed.chips), ("--memory", parsed.memory)):
+        if value and gantt is None:
+            raise ScenarioError(f"{flag}: needs --gantt FILE, whose picture it is about")
+    if not (window or parsed.layers or parsed.chips or parsed.memory):
         return None
-    from simcore.views.gantt import GanttOptions
+    from simcore.views.gantt_scale import GanttOptions
 
-    return GanttOptions(window_s=window)
+    layers = _numbers("--layers", parsed.layers, ":", "3:5") if parsed.layers else ()
+    if layers and (len(layers) > 2 or layers[0] > layers[-1]):
+        raise ScenarioError(f"--layers {parsed.layers}: must be a first and a last layer, such as 3:5")
+    return GanttOptions(
+        window_s=window,
+        layers=(layers[0], layers[-1]) if layers else None,
+        chips=_numbers("--chips", parsed.chips, ",", "0,1") if parsed.chips else (),
+        memory=parsed.memory,
+    )
+
+
+def _numbers(flag: str, text: str, between: str, example: str) -> tuple[int, ...]:
+    try:
+        found = tuple(int(part) for part in text.split(between))
+    except ValueError:
+        raise ScenarioError(f"{flag} {text}: must be whole numbers, such as {example}") from None
+    if min(found) < 0:
+        raise ScenarioError(f"{flag} {text}: numbers are 0 or more, such as {example}")
+    return found

@@ -7,21 +7,28 @@ a second or two.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
-import numpy.typing as npt
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from simcore.errors import OutputError
 from simcore.files import written_beside
-from simcore.timeline import IntColumn, Timeline
+from simcore.timeline import IntColumn
 from simcore.views.gantt_lanes import Band, Bars, BoolColumn, Group, Lane, groups_of
+from simcore.views.gantt_scale import (
+    LEFT_IN,
+    STRIP_BINS,
+    FloatArray,
+    GanttOptions,
+    Scale,
+    memory_strips,
+    scale_of,
+    unit_strips,
+)
 from simcore.views.palette import BANDS, Style
 from simcore.views.report import finding
 
@@ -30,48 +37,13 @@ if TYPE_CHECKING:
 
     from simcore.result import RunResult
 
-FloatArray = npt.NDArray[np.float64]
-UNITS = ((1e12, "s"), (1e9, "ms"), (1e6, "us"), (1e3, "ns"), (1.0, "ps"))
 LANE_IN, THIN_IN, HEADER_IN, BAND_IN, STRIP_IN = 0.30, 0.17, 0.30, 0.22, 0.19
-LEFT_IN, RIGHT_IN, TOP_IN, BOTTOM_IN = 1.55, 0.62, 0.62, 0.95
+TOP_IN, BOTTOM_IN = 0.62, 0.95
 DPI = 150
-STRIP_BINS = 400
 MOST_LABELS = 600
 CHARACTER_IN = 0.062
 HATCH_FROM_IN = 0.06
 OUTLINE_FROM_IN = 0.03
-STRIPPED = ("mxu", "vpu", "hbm", "ici", "nvlink", "pcie", "dcn", "dcn_share", "network")
-
-
-@dataclass(frozen=True, slots=True)
-class GanttOptions:
-    """What of the timeline is drawn, and how large.
-
-    Parameters
-    ----------
-    window_s : only from the one time to the other.
-    width_in : width of the picture in inches.
-    title : instead of the finding.
-    """
-
-    window_s: tuple[float, float] | None = None
-    width_in: float = 13.0
-    title: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    """The time axis: the window in picoseconds, its unit, and inches."""
-
-    begin_ps: float
-    end_ps: float
-    factor: float
-    unit: str
-    inches: float
-
-    @property
-    def ps_per_in(self) -> float:
-        return (self.end_ps - self.begin_ps) / self.inches
 
 
 def draw_gantt(result: RunResult, path: str | Path, options: GanttOptions | None = None) -> None:
@@ -81,8 +53,8 @@ def draw_gantt(result: RunResult, path: str | Path, options: GanttOptions | None
     """
     options = options or GanttOptions()
     timeline = result.timeline
-    scale = _scale(timeline, options)
-    groups, note = groups_of(timeline)
+    scale = scale_of(timeline, options)
+    groups, note = groups_of(timeline, options.chips)
     # Fixed identifiers and no date: the same run gives the same file.
     style: Any = {"svg.fonttype": "none", "svg.hashsalt": "simcore", "hatch.linewidth": 0.5, "font.size": 8.5}
     with matplotlib.rc_context(style):
@@ -94,30 +66,17 @@ def draw_gantt(result: RunResult, path: str | Path, options: GanttOptions | None
             figure.savefig(temporary, dpi=DPI, metadata=metadata)
 
 
-def _scale(timeline: Timeline, options: GanttOptions) -> _Scale:
-    makespan = timeline.makespan_ps
-    begin, end = 0.0, float(max(makespan, 1))
-    if options.window_s is not None:
-        begin, end = (second * 1e12 for second in options.window_s)
-        if not 0 <= begin < end or begin >= max(makespan, 1):
-            raise OutputError(
-                f"the window from {options.window_s[0]:g} s to {options.window_s[1]:g} s shows nothing: the run goes "
-                f"from 0 to {makespan / 1e12:g} s"
-            )
-        end = min(end, float(max(makespan, 1)))
-    factor, unit = next((factor, unit) for factor, unit in UNITS if end >= factor or unit == "ps")
-    return _Scale(begin, end, factor, unit, options.width_in - LEFT_IN - RIGHT_IN)
-
-
 class _Picture:
-    def __init__(self, result: RunResult, groups: Sequence[Group], scale: _Scale, options: GanttOptions) -> None:
+    def __init__(self, result: RunResult, groups: Sequence[Group], scale: Scale, options: GanttOptions) -> None:
         self.result, self.groups, self.scale, self.options = result, groups, scale, options
         self.timeline = result.timeline
         self.merged = 0
         self.labels = 0
         self.styles: dict[str, Style] = {}
         self.critical: BoolColumn = np.zeros(0, dtype=bool)
-        self.strips = _strips(self.timeline, scale)
+        self.strips = unit_strips(self.timeline, scale)
+        if options.memory:
+            self.strips += memory_strips(result, scale)
 
     def draw(self, note: str) -> Figure:
         lanes_in = sum(self._group_in(group) for group in self.groups) or LANE_IN
@@ -316,7 +275,7 @@ class _Picture:
             base = number + 0.9
             axes.stairs(base - 0.8 * busy, edges, baseline=base, fill=True, color="#777777")
             axes.plot([edges[0], edges[-1]], [base, base], color="#CCCCCC", linewidth=0.5)
-            self._lane_label(axes, f"{kind} busy", number, 1.0, small=True)
+            self._lane_label(axes, kind, number, 1.0, small=True)
             axes.annotate(
                 f"{100 * share:.0f} %",
                 (1, number + 0.5),
@@ -365,33 +324,6 @@ class _Picture:
         if notes:
             text = "; ".join(dict.fromkeys(notes))
             figure.text(LEFT_IN / self.options.width_in, 0.1 / height, text, fontsize=7, color="#555555", va="center")
-
-
-def _strips(timeline: Timeline, scale: _Scale) -> list[tuple[str, FloatArray, float]]:
-    """(label, share of each bin, share of the window) of the busiest unit of every kind that serves at all."""
-    found = []
-    edges = np.linspace(scale.begin_ps, scale.end_ps, STRIP_BINS + 1)
-    for kind in STRIPPED:
-        lanes = [number for number, lane in enumerate(timeline.lanes) if lane.kind == kind]
-        if not lanes:
-            continue
-        busy = np.zeros(len(timeline.lanes), dtype=np.int64)
-        on_unit = timeline.lane >= 0
-        np.add.at(busy, timeline.lane[on_unit], (timeline.end_ps - timeline.start_ps)[on_unit])
-        lane = max(lanes, key=lambda number: busy[number])
-        if not busy[lane]:
-            continue
-        rows = np.flatnonzero((timeline.lane == lane) & (timeline.end_ps > timeline.start_ps))
-        # The time served before each edge; services on one unit do not overlap.
-        rows = rows[np.argsort(timeline.start_ps[rows], kind="stable")]
-        times = np.stack([timeline.start_ps[rows], timeline.end_ps[rows]], axis=1).ravel().astype(float)
-        served = np.repeat(np.cumsum(timeline.end_ps[rows] - timeline.start_ps[rows]), 2).astype(float)
-        served[0::2] -= (timeline.end_ps[rows] - timeline.start_ps[rows]).astype(float)
-        before = np.interp(edges, times, served)
-        share = np.diff(before) / np.diff(edges)
-        total = float((before[-1] - before[0]) / (edges[-1] - edges[0]))
-        found.append((kind.upper() if kind != "pcie" else "PCIe", np.clip(share, 0.0, 1.0), total))
-    return found
 
 
 def merge_slivers(start: IntColumn, end: IntColumn, narrow: float) -> tuple[FloatArray, FloatArray, IntColumn]:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simcore.critical import critical_rows
+from simcore.errors import OutputError
 from simcore.exposure import COMMUNICATION, waits
 from simcore.timeline import COMPUTE_UNITS, IntColumn, Timeline
 from simcore.views.palette import EXPOSED, SLOT, WAITING, Style, style_of
@@ -74,12 +75,18 @@ class Group:
     notes: Sequence[str] = field(default_factory=tuple)
 
 
-def groups_of(timeline: Timeline) -> tuple[list[Group], str]:
-    """The groups that are drawn, the busiest kinds of chips first, and a note on those that are not."""
+def groups_of(timeline: Timeline, only: Sequence[int] = ()) -> tuple[list[Group], str]:
+    """The groups that are drawn, the busiest kinds of chips first, and a note on those that are not.
+
+    ``only`` these chips, by their number in the order of coordinates. Raises `OutputError` for one that is not there.
+    """
+    wanted = _chosen(timeline, only)
     alike: dict[tuple[str, bytes], list[int]] = {}
     order = np.argsort(timeline.entity, kind="stable")
     cuts = np.searchsorted(timeline.entity[order], np.arange(len(timeline.entities) + 1))
     for number, entity in enumerate(timeline.entities):
+        if wanted is not None and number not in wanted:
+            continue
         rows = order[cuts[number] : cuts[number + 1]]
         columns = (timeline.task, timeline.start_ps, timeline.end_ps, timeline.done_ps)
         signature = b"".join(np.ascontiguousarray(column[rows]).tobytes() for column in columns)
@@ -100,6 +107,22 @@ def groups_of(timeline: Timeline) -> tuple[list[Group], str]:
         critical[of_members[0]] = np.logical_or.reduce([on_path[rows] for rows in of_members])
         groups.append(_group(timeline, members, of_members[0], critical))
     return groups, note
+
+
+def _chosen(timeline: Timeline, only: Sequence[int]) -> set[int] | None:
+    """The entities that stand for these chips; None for all entities."""
+    if not only:
+        return None
+    chips = sorted(
+        (entity.cls, at, number)
+        for number, entity in enumerate(timeline.entities)
+        if entity.kind == "chip"
+        for at in entity.each()
+    )
+    for number in only:
+        if not 0 <= number < len(chips):
+            raise OutputError(f"there is no chip {number}: the run has {len(chips)}, from 0 on")
+    return {chips[number][2] for number in only}
 
 
 def _group(timeline: Timeline, members: list[int], rows: IntColumn, critical: BoolColumn) -> Group:
