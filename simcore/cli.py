@@ -18,6 +18,7 @@ COMMANDS = {
     "explain": "why a scenario takes what it takes, and what would help most",
     "whatif": "simulate again with other figures of the chip, one row a change",
     "compare": "two runs against each other, or one against measured times",
+    "trace": "a run as a trace for Perfetto, written or served",
     "sweep": "run a scenario over a grid of parameters, in parallel, into a CSV file",
     "matmul": "plan a sharded matmul: its collectives, its bounds, its simulated time",
     "list": "the scenarios, chips, models and topologies there are",

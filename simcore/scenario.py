@@ -55,7 +55,7 @@ DEFAULT_CHIP = "v5e"
 ENGINES = ("auto", "simpy")
 RESERVED = frozenset(
     {"chip", "set", "ideal", "engine", "gantt", "zoom", "html", "trace", "table", "plot", "json", "quiet", "help"}
-    | {"grid", "jobs", "cluster", "output", "resume", "a", "b"}
+    | {"memory", "by", "roofline", "grid", "jobs", "cluster", "output", "resume", "a", "b"}
 )
 """Flags of the commands themselves, which no parameter may be called."""
 

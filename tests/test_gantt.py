@@ -182,7 +182,7 @@ def test_memories_are_curves_below_where_asked_for(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--layers", "1:2"], "--layers: needs --gantt FILE"),
+        (["--layers", "1:2"], "--gantt-layers: needs --gantt FILE"),
         (["--layers", "5:3", "--gantt", "x.png"], "must be a first and a last layer"),
         (["--layers", "a:b", "--gantt", "x.png"], "must be whole numbers"),
         (["--chips", "-1", "--gantt", "x.png"], "0 or more"),

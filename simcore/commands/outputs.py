@@ -16,6 +16,7 @@ from simcore.errors import OutputError
 
 PICTURES = (".png", ".svg", ".pdf")
 TABLES = (".csv", ".parquet")
+TRACES = (".json", ".gz")
 
 
 def output_path(flag: str, text: str | None, suffixes: Sequence[str]) -> Path | None:

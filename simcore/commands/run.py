@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simcore.commands import common
-from simcore.commands.outputs import PICTURES, TABLES, distinct, json_text, note, output_path
+from simcore.commands.outputs import PICTURES, TABLES, TRACES, distinct, json_text, note, output_path
 from simcore.commands.parser import CommandParser, Once
 from simcore.errors import ScenarioError, SimcoreError, nearest
 from simcore.quantities import parse_seconds
@@ -35,7 +35,9 @@ def main(arguments: Sequence[str], prog: str) -> int:
     plot = output_path("--plot", getattr(parsed, "plot", None), PICTURES)
     options = _gantt_options(parsed, gantt)
     roofline = output_path("--roofline", parsed.roofline, PICTURES)
-    distinct({"--gantt": gantt, "--table": table, "--plot": plot, "--roofline": roofline})
+    trace = output_path("--trace", parsed.trace, TRACES)
+    pictures = {"--gantt": gantt, "--plot": plot, "--roofline": roofline}
+    distinct({**pictures, "--table": table, "--trace": trace})
     if parsed.by is not None and parsed.by not in TABLE_KINDS:
         raise ScenarioError(f"--by {parsed.by}: {nearest(parsed.by, TABLE_KINDS)}")
     result = run_scenario(
@@ -49,6 +51,11 @@ def main(arguments: Sequence[str], prog: str) -> int:
     if gantt:
         result.gantt(gantt, options)
         note(f"wrote {gantt}", quiet=parsed.quiet)
+    if trace:
+        from simcore.views.chrome_trace import write_trace
+
+        write_trace(result, trace)
+        note(f"wrote {trace}", quiet=parsed.quiet)
     if roofline:
         from simcore.views.roofline_run import draw_roofline_of
 
@@ -105,9 +112,16 @@ def _parser(prog: str, scenario: Scenario | None) -> CommandParser:
     group = parser.add_argument_group("output")
     group.add_argument("--gantt", metavar="FILE", action=Once, help="draw the timeline: .png, .svg or .pdf")
     group.add_argument("--zoom", metavar="A:B", action=Once, help="draw only from A to B, e.g. 10us:25us")
-    group.add_argument("--layers", metavar="A:B", action=Once, help="draw only layers A to B, e.g. 3:5")
-    group.add_argument("--chips", metavar="N,N", action=Once, help="draw only these chips, e.g. 0,1")
+    for word, metavar, text in (
+        ("layers", "A:B", "draw only layers A to B, e.g. 3:5"),
+        ("chips", "N,N", "draw only these chips, e.g. 0,1"),
+    ):
+        names = [f"--{word}", f"--gantt-{word}"]
+        if scenario is not None and any(flag.option == names[0] for flag in scenario.flags):
+            del names[0]  # a parameter of the scenario has it
+        group.add_argument(*names, dest=f"gantt_{word}", metavar=metavar, action=Once, help=text)
     group.add_argument("--memory", action="store_true", help="draw what memories hold, below the timeline")
+    group.add_argument("--trace", metavar="FILE", action=Once, help="a trace for Perfetto: .json.gz or .json")
     group.add_argument("--roofline", metavar="FILE", action=Once, help="draw every operation under the chip's roofs")
     if scenario is not None and scenario.has_plot:
         group.add_argument("--plot", metavar="FILE", action=Once, help="draw the scenario's own picture")
@@ -141,20 +155,21 @@ def _window(text: str | None, gantt: Path | None) -> tuple[float, float] | None:
 def _gantt_options(parsed: argparse.Namespace, gantt: Path | None) -> GanttOptions | None:
     """What of the timeline is to be drawn; None for all of it."""
     window = _window(parsed.zoom, gantt)
-    for flag, value in (("--layers", parsed.layers), ("--chips", parsed.chips), ("--memory", parsed.memory)):
+    asked = {"--gantt-layers": parsed.gantt_layers, "--gantt-chips": parsed.gantt_chips, "--memory": parsed.memory}
+    for flag, value in asked.items():
         if value and gantt is None:
             raise ScenarioError(f"{flag}: needs --gantt FILE, whose picture it is about")
-    if not (window or parsed.layers or parsed.chips or parsed.memory):
+    if not (window or parsed.gantt_layers or parsed.gantt_chips or parsed.memory):
         return None
     from simcore.views.gantt_scale import GanttOptions
 
-    layers = _numbers("--layers", parsed.layers, ":", "3:5") if parsed.layers else ()
+    layers = _numbers("--gantt-layers", parsed.gantt_layers, ":", "3:5") if parsed.gantt_layers else ()
     if layers and (len(layers) > 2 or layers[0] > layers[-1]):
-        raise ScenarioError(f"--layers {parsed.layers}: must be a first and a last layer, such as 3:5")
+        raise ScenarioError(f"--gantt-layers {parsed.gantt_layers}: must be a first and a last layer, such as 3:5")
     return GanttOptions(
         window_s=window,
         layers=(layers[0], layers[-1]) if layers else None,
-        chips=_numbers("--chips", parsed.chips, ",", "0,1") if parsed.chips else (),
+        chips=_numbers("--gantt-chips", parsed.gantt_chips, ",", "0,1") if parsed.gantt_chips else (),
         memory=parsed.memory,
     )
 

@@ -18,6 +18,7 @@ from simcore.views.palette import EXPOSED, SLOT, WAITING, Style, style_of
 
 BoolColumn = npt.NDArray[np.bool_]
 UNIT_ORDER = ("mxu", "vpu", "hbm", "ici", "nvlink", "pcie", "dcn", "dcn_share", "network", "server")
+NETWORK_UNITS = ("ici", "nvlink", "pcie", "dcn", "dcn_share", "network")
 KIND_LABELS = {
     "mxu": "MXU",
     "vpu": "VPU",
@@ -40,6 +41,10 @@ class Bars:
     rows: IntColumn
     numbers: IntColumn
     """what to write in each bar, -1 for nothing"""
+    takers: IntColumn = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """of buffers that are held: the rows of the tasks that took them"""
+    causes: Sequence[str] = ()
+    """of waits: the cause of each, as in `simcore.exposure`"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,8 @@ class Group:
 
     header: str
     entity: int
+    entities: Sequence[int]
+    """these entities; the first is the one that is drawn"""
     members: int
     bands: Sequence[Band]
     lanes: Sequence[Lane]
@@ -75,10 +82,11 @@ class Group:
     notes: Sequence[str] = field(default_factory=tuple)
 
 
-def groups_of(timeline: Timeline, only: Sequence[int] = ()) -> tuple[list[Group], str]:
+def groups_of(timeline: Timeline, only: Sequence[int] = (), *, most: int = MOST_GROUPS) -> tuple[list[Group], str]:
     """The groups that are drawn, the busiest kinds of chips first, and a note on those that are not.
 
-    ``only`` these chips, by their number in the order of coordinates. Raises `OutputError` for one that is not there.
+    ``only`` these chips, by their number in the order of coordinates; at most ``most`` groups. Raises `OutputError`
+    for a chip that is not there.
     """
     wanted = _chosen(timeline, only)
     alike: dict[tuple[str, bytes], list[int]] = {}
@@ -93,10 +101,10 @@ def groups_of(timeline: Timeline, only: Sequence[int] = ()) -> tuple[list[Group]
         alike.setdefault((entity.cls, signature), []).append(number)
     chosen = list(alike.values())
     note = ""
-    if len(chosen) > MOST_GROUPS:
-        left = sum(len(members) for members in chosen[MOST_GROUPS:])
+    if len(chosen) > most:
+        left = sum(len(members) for members in chosen[most:])
         note = f"{left} more that differ are not drawn"
-        chosen = chosen[:MOST_GROUPS]
+        chosen = chosen[:most]
     on_path = np.zeros(len(timeline), dtype=bool)
     on_path[critical_rows(timeline)] = True
     groups = []
@@ -140,7 +148,7 @@ def _group(timeline: Timeline, members: list[int], rows: IntColumn, critical: Bo
             lanes += _hbm_lanes(timeline, of_lane)
             lanes += _slot_lanes(timeline, entity)
         else:
-            lanes.append(_unit_lane(timeline, _label(lane.unit, lane.kind), of_lane))
+            lanes.append(_unit_lane(timeline, unit_label(lane.unit, lane.kind), of_lane))
         if waiting and computes[index] and not any(computes[index + 1 :]):
             lanes.append(waiting)
             waiting = None
@@ -150,14 +158,14 @@ def _group(timeline: Timeline, members: list[int], rows: IntColumn, critical: Bo
         lanes += _slot_lanes(timeline, entity)
     notes = [lane_note for lane_note in _slot_notes(timeline, entity) if lane_note]
     count = sum(timeline.entities[member].multiplicity for member in members)
-    return Group(_header(timeline, members), entity, count, _bands(timeline, rows), lanes, critical, notes)
+    return Group(_header(timeline, members), entity, members, count, _bands(timeline, rows), lanes, critical, notes)
 
 
 def _rank(kind: str) -> int:
     return UNIT_ORDER.index(kind) if kind in UNIT_ORDER else len(UNIT_ORDER)
 
 
-def _label(unit: str, kind: str) -> str:
+def unit_label(unit: str, kind: str) -> str:
     """``ici_x+`` as ``ICI x+``."""
     name = KIND_LABELS.get(kind, kind)
     rest = unit.removeprefix(kind).lstrip("_")
@@ -246,7 +254,8 @@ def _slot_lanes(timeline: Timeline, entity: int) -> list[Lane]:
             held = np.flatnonzero((slots.pool == number) & (slots.slot == slot))
             takers = slots.taker[held]
             start = np.maximum(timeline.start_ps[takers], slots.granted_ps[held])
-            bars = Bars(SLOT, start, slots.released_ps[held], np.full(len(held), -1), timeline.iteration[takers])
+            none = np.full(len(held), -1)
+            bars = Bars(SLOT, start, slots.released_ps[held], none, timeline.iteration[takers], takers=takers)
             label = f"{name} {slot}"
             lanes.append(Lane(label, [bars] if len(held) else [], thin=True))
     return lanes
@@ -273,7 +282,7 @@ def _waiting(timeline: Timeline, entity: int) -> Lane | None:
             none = np.full(len(of_style), -1)
             start = np.array([wait.start_ps for wait in of_style], dtype=np.int64)
             end = np.array([wait.end_ps for wait in of_style], dtype=np.int64)
-            bars.append(Bars(style, start, end, none, none))
+            bars.append(Bars(style, start, end, none, none, causes=[wait.cause for wait in of_style]))
     return Lane("waiting on", bars) if bars else None
 
 
