@@ -8,7 +8,7 @@ from typing import Any
 
 from simcore.chips import Chip, load_chip
 from simcore.commands import common
-from simcore.commands.outputs import PICTURES, json_text, note, output_path
+from simcore.commands.outputs import PICTURES, distinct, json_text, note, output_path
 from simcore.commands.parser import CommandParser, Once
 from simcore.errors import ScenarioError, nearest
 from simcore.result import RunResult
@@ -22,6 +22,8 @@ def main(arguments: Sequence[str], prog: str) -> int:
         raise AssertionError("the help leaves by HelpShown")
     parsed = _parser(f"{prog} {word}", scenario).parse_all(rest)
     gantt = output_path("--gantt", parsed.gantt, PICTURES)
+    html = output_path("--html", parsed.html, (".html",))
+    distinct({"--gantt": gantt, "--html": html})
     base = {
         "chip": parsed.chip,
         "figures": common.given_figures(parsed),
@@ -30,8 +32,8 @@ def main(arguments: Sequence[str], prog: str) -> int:
         "parameters": common.given_parameters(parsed),
     }
     if parsed.measured is not None:
-        if parsed.a or parsed.b or gantt:
-            raise ScenarioError("--measured holds one run against a file: leave out --a, --b and --gantt")
+        if parsed.a or parsed.b or gantt or html:
+            raise ScenarioError("--measured holds one run against a file: leave out --a, --b, --gantt and --html")
         return _measured(scenario, base, parsed)
     if parsed.alias:
         raise ScenarioError("--alias is for --measured FILE")
@@ -47,6 +49,11 @@ def main(arguments: Sequence[str], prog: str) -> int:
 
         draw_gantts(list(zip(labels, runs, strict=True)), gantt, f"{scenario.name}: {found.finding()}")
         note(f"wrote {gantt}", quiet=parsed.quiet)
+    if html:
+        from simcore.views.bokeh_timeline import write_compare_html
+
+        write_compare_html(found, html)
+        note(f"wrote {html}", quiet=parsed.quiet)
     if parsed.json:
         print(json_text(found.to_json()))
     elif not parsed.quiet:
@@ -137,6 +144,7 @@ def _parser(prog: str, scenario: Scenario | None) -> CommandParser:
         "--alias", metavar="SIMULATED=MEASURED", action="append", default=[], help="names that are the same operation"
     )
     group.add_argument("--gantt", metavar="FILE", action=Once, help="both timelines on one axis: .png, .svg or .pdf")
+    group.add_argument("--html", metavar="FILE", action=Once, help="both timelines as a page to zoom and search: .html")
     group.add_argument("--json", action="store_true", help="print one JSON object")
     group.add_argument("--quiet", action="store_true", help="print no report and no notes")
     return parser

@@ -36,8 +36,9 @@ def main(arguments: Sequence[str], prog: str) -> int:
     options = _gantt_options(parsed, gantt)
     roofline = output_path("--roofline", parsed.roofline, PICTURES)
     trace = output_path("--trace", parsed.trace, TRACES)
+    html = output_path("--html", parsed.html, (".html",))
     pictures = {"--gantt": gantt, "--plot": plot, "--roofline": roofline}
-    distinct({**pictures, "--table": table, "--trace": trace})
+    distinct({**pictures, "--table": table, "--trace": trace, "--html": html})
     if parsed.by is not None and parsed.by not in TABLE_KINDS:
         raise ScenarioError(f"--by {parsed.by}: {nearest(parsed.by, TABLE_KINDS)}")
     result = run_scenario(
@@ -56,6 +57,11 @@ def main(arguments: Sequence[str], prog: str) -> int:
 
         write_trace(result, trace)
         note(f"wrote {trace}", quiet=parsed.quiet)
+    if html:
+        from simcore.views.bokeh_timeline import write_html
+
+        write_html(result, html)
+        note(f"wrote {html}", quiet=parsed.quiet)
     if roofline:
         from simcore.views.roofline_run import draw_roofline_of
 
@@ -121,6 +127,7 @@ def _parser(prog: str, scenario: Scenario | None) -> CommandParser:
             del names[0]  # a parameter of the scenario has it
         group.add_argument(*names, dest=f"gantt_{word}", metavar=metavar, action=Once, help=text)
     group.add_argument("--memory", action="store_true", help="draw what memories hold, below the timeline")
+    group.add_argument("--html", metavar="FILE", action=Once, help="a page to zoom, hover and search: .html")
     group.add_argument("--trace", metavar="FILE", action=Once, help="a trace for Perfetto: .json.gz or .json")
     group.add_argument("--roofline", metavar="FILE", action=Once, help="draw every operation under the chip's roofs")
     if scenario is not None and scenario.has_plot:
