@@ -50,8 +50,9 @@ class Reference:
         self.config, self.weights, self.capacity = config, weights, capacity
         self.routed = []  # for every layer with experts the rows of each expert
 
-    def forward(self, tokens, cached, caches):
-        """Logits of each request's last position; ``caches`` [request][layer] of {name: [S, ..]}, extended in place."""
+    def forward(self, tokens, cached, caches, every=False):
+        """Logits of each request's last position, or of ``every`` one; ``caches`` [request][layer] of {name: [S, ..]},
+        extended in place."""
         self.routed = []
         c = self.config
         xs = []
@@ -64,7 +65,8 @@ class Reference:
             xs = self.layer(xs, layer, cached, caches)
         logits = []
         for x in xs:
-            last = self.norm("final_norm", x[-1], None) if c.final_norm else x[-1]
+            last = x if every else x[-1]
+            last = self.norm("final_norm", last, None) if c.final_norm else last
             head = self.weights("embedding").T if c.tied_embeddings else self.weights("lm_head")
             logits.append(last @ head + (self.weights("b_lm_head") if c.lm_head_bias else 0))
         return np.array(logits)

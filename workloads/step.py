@@ -29,6 +29,7 @@ class Step:
     experts : how tokens spread over experts.
     absorbed : with a latent cache, whether attention works on the latents; None: wherever something is cached.
     kernel : "flash", or for comparison "naive", which sends all scores through HBM.
+    training : nothing is cached, and what a backward pass reads is not written over (see `workloads.training`).
     """
 
     cached: tuple[int, ...]
@@ -41,6 +42,7 @@ class Step:
     experts: ExpertLoad = field(default_factory=ExpertLoad)
     absorbed: bool | None = None
     kernel: Kernel = "flash"
+    training: bool = False
 
     def __post_init__(self) -> None:
         if not self.cached or self.new < 1 or min(self.cached) < 0:
@@ -164,7 +166,7 @@ class Step:
             "Sw": self._places(min(self.context, config.sliding_window or self.context)),
             "Sc": self._places(min(self.context, config.attention_chunk or self.context)),
             "Cx": self.plan.context, "Hs": self._values_width(config) + 1,
-            "P": max(config.learned_positions, 1),
+            "P": max(config.learned_positions, 1), "St": 2, "Ls": 3, "Vx": self.plan.tensor,
         }  # fmt: skip
         if moe is not None:
             sizes |= {"E": moe.n_experts, "Fe": moe.d_ff_expert, "Fs": max(moe.shared_d_ff, 1)}

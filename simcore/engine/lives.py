@@ -97,6 +97,7 @@ def _scopes(flat: FlatGraph, task: Task, index: IntArray, tensor: str) -> IntArr
         return scope
     counts = task.counts or (1,)
     at = dict(zip((loop.name for loop in task.loops), np.unravel_index(flat.iteration[index], counts), strict=False))
-    for name in declared.scope:
-        scope = scope * cls.loops[name].count + at.get(name, 0)
+    found = declared.scope_of(at, {name: loop.count for name, loop in cls.loops.items()})
+    if found is not None:
+        scope += found
     return scope

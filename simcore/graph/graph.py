@@ -63,7 +63,8 @@ class Tensor:
 
     A persistent tensor (weights, a cache) lives for the whole run; any other is born at the start of the first task
     that writes it and dies at the completion of the last that touches it. With ``scope``, the loops it is declared in,
-    there is one for each of their iterations.
+    there is one for each of their iterations; of a tensor with one such loop, ``also`` are further loops that go
+    through the same ones: (name, whether the last comes first).
     """
 
     name: str
@@ -72,6 +73,22 @@ class Tensor:
     shape: tuple[int, ...] = ()
     persistent: bool = False
     scope: tuple[str, ...] = ()
+    also: tuple[tuple[str, bool], ...] = ()
+
+    def scope_of(self, at: Mapping[str, Any], counts: Mapping[str, int]) -> Any:
+        """Which of the arrays iterations ``at`` (numbers, or arrays of them) of loops mean; None where they say none.
+
+        ``counts`` are those of all loops.
+        """
+        if all(name in at for name in self.scope):
+            found: Any = 0
+            for name in self.scope:
+                found = found * counts[name] + at[name]
+            return found
+        for name, backwards in self.also:
+            if name in at:
+                return counts[name] - 1 - at[name] if backwards else at[name]
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +217,14 @@ class EntityClass:
         shape: tuple[int, ...] = (),
         persistent: bool = False,
         scope: Sequence[str] = (),
+        also: Sequence[tuple[str, bool]] = (),
     ) -> str:
-        """Declare an array in an accounted memory; returns its name."""
+        """Declare an array in an accounted memory; returns its name. See `Tensor`."""
         if name in self.tensors:
             raise GraphError(f"tensor {name!r} of class {self.name!r} is already declared")
         if bytes < 0:
             raise GraphError(f"tensor {name!r}: {bytes} bytes; a size is 0 or more")
-        self.tensors[name] = Tensor(name, memory, bytes, shape, persistent, tuple(scope))
+        self.tensors[name] = Tensor(name, memory, bytes, shape, persistent, tuple(scope), tuple(also))
         return name
 
     @contextmanager

@@ -76,18 +76,17 @@ class AccessTable:
 
     def _scope(self, instance: int, entity: int, tensor: str) -> int:
         cls = self.flat.entities[entity][0]
-        names = cls.tensors[tensor].scope
-        if not names:
+        declared = cls.tensors[tensor]
+        if not declared.scope:
             return 0
-        at, scope = self.flat.indices(instance), 0
-        for name in names:
-            if name not in at or name not in cls.loops:
-                raise GraphError(
-                    f"{self.flat.label(instance)} accesses {tensor!r}, of which there is one for each iteration of "
-                    f"{name!r}, from outside that loop"
-                )
-            scope = scope * cls.loops[name].count + at[name]
-        return scope
+        counts = {name: loop.count for name, loop in cls.loops.items()}
+        scope = declared.scope_of(self.flat.indices(instance), counts)
+        if scope is None:
+            raise GraphError(
+                f"{self.flat.label(instance)} accesses {tensor!r}, of which there is one for each iteration of "
+                f"{', '.join(map(repr, declared.scope))}, from outside that loop"
+            )
+        return int(scope)
 
     def _take(self, taker: int, access: BufferAccess) -> int:
         for take in self.flat.takes.row(taker).tolist():

@@ -23,7 +23,13 @@ from simcore.graph.access import Access, Region
 from simcore.graph.graph import Reference
 from simcore.graph.reference import Indices
 from simcore.graph.work import IntArray
-from simcore.lowering.attention_values import AttentionValues, normalise, normalise_and_keep_sums, online_softmax
+from simcore.lowering.attention_values import (
+    AttentionValues,
+    normalise,
+    normalise_and_keep_sums,
+    normalise_beside_sums,
+    online_softmax,
+)
 from simcore.lowering.matmul import LOAD_QUEUE, STORE_QUEUE
 from simcore.lowering.program import Program, compute_dtype, of_local_requests
 from simcore.lowering.spans import Loops, Span, Stripe, spans
@@ -43,7 +49,7 @@ RESCALE_OPERATIONS = 2
 SCORE_BYTES = 4
 SCORES_QUEUE = "mxu_scores"
 KEYS, VALUES, SCORES, SUMS, QUERIES = "key blocks", "value blocks", "scores", "attention sums", "query blocks"
-OUT = "attention out"
+OUT, LOGS = "attention out", "attention sums out"
 
 
 def lower_attention(program: Program, operation: Attention) -> None:
@@ -177,6 +183,17 @@ class AttentionLowering:
             stores = not program.is_resident(operation.out)
             rows = TensorAccess(operation.out.name, self._q_rows(self.out_dim))
             elements = self._q_sizes()[:, 0] * self.heads * self.out_dim
+            takes = [Take(OUT, freed_by=[Ref(self._task("store"))])] if stores else []
+            made: list[Access] = [BufferAccess(OUT) if stores else rows]
+            function = normalise_and_keep_sums if operation.sums else normalise
+            log = operation.log
+            if log is not None:
+                log_stored, log_rows = not program.is_resident(log), TensorAccess(log.name, self._q_rows(1))
+                if log_stored:
+                    pool = program.pool(LOGS, self.q_block * self.heads * SCORE_BYTES)
+                    takes.append(Take(pool, freed_by=[Ref(self._task("store log"))]))
+                made.append(BufferAccess(LOGS) if log_stored else log_rows)
+                function = normalise_beside_sums
             finish = cls.task(
                 self._task("finish"),
                 unit="vpu",
@@ -185,16 +202,19 @@ class AttentionLowering:
                     opened,
                     *(Ref(self._task(f"values {source.label}"), outside="ignore") for source in self.sources),
                     *program.after_readers(operation.out),
+                    *(program.after_readers(log) if log is not None else ()),
                 ],
-                takes=[Take(OUT, freed_by=[Ref(self._task("store"))])] if stores else [],
+                takes=takes,
                 reads=[BufferAccess(SUMS, opened.ref())],
-                writes=[BufferAccess(OUT) if stores else rows],
-                function=normalise_and_keep_sums if operation.sums else normalise,
+                writes=made,
+                function=function,
             )
-            end = finish
+            ends = [finish]
             if stores:
-                end = self._store_out(finish, elements, rows)
-        cls.task(self._task("end"), after=[Ref(end.name)], kind="sync")
+                ends = [self._store_out(finish, elements, rows)]
+            if log is not None and log_stored:
+                ends.append(self._store_log(finish, log, log_rows))
+        cls.task(self._task("end"), after=[Ref(end.name) for end in ends], kind="sync")
 
     @contextmanager
     def _nest(self, *loops: tuple[str, int]) -> Iterator[None]:
@@ -215,6 +235,21 @@ class AttentionLowering:
             moves=out.name,
             after=[finish, *self.program.after_readers(out)],
             reads=[BufferAccess(OUT, finish.ref())],
+            writes=[rows],
+            function=same,
+        )
+
+    def _store_log(self, finish: Task, log: ShardedTensor, rows: TensorAccess) -> Task:
+        """Store the logarithms of a block's sums of weights."""
+        return self.cls.task(
+            self._task("store log"),
+            unit="hbm",
+            queue=STORE_QUEUE,
+            work=Transfer(bytes_of_each(self._q_sizes()[:, 0] * self.heads, log.dtype)),
+            kind="hbm_store",
+            moves=log.name,
+            after=[finish, *self.program.after_readers(log)],
+            reads=[BufferAccess(LOGS, finish.ref())],
             writes=[rows],
             function=same,
         )

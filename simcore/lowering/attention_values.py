@@ -127,6 +127,11 @@ def normalise_and_keep_sums(sums: Any) -> Any:
     return out.transpose(1, 0, 2).reshape(queries, heads * width)
 
 
+def normalise_beside_sums(sums: Any) -> tuple[Any, Any]:
+    """As `normalise`, and beside it the logarithm of each head's sum of weights, [queries, heads]."""
+    return normalise(sums), (sums[..., -2] + np.log(sums[..., -1])).T
+
+
 def normalise(sums: Any) -> Any:
     """Weighted values over the sum of weights, as rows [queries, heads x v_dim]."""
     out = sums[..., :-2] / sums[..., -1:]

@@ -10,6 +10,14 @@ from simcore.dtypes import bytes_of
 from simcore.graph import EntityClass, Fixed, TaskGraph
 from simcore.lowering.append import lower_append
 from simcore.lowering.attention import lower_attention
+from simcore.lowering.attention_gradient import lower_attention_gradient
+from simcore.lowering.backward import (
+    lower_keep,
+    lower_outer_product,
+    lower_row_sum,
+    lower_scatter_add,
+    lower_update,
+)
 from simcore.lowering.collective import lower_collective
 from simcore.lowering.einsum import lower_batched_einsum, lower_einsum, lower_grouped_einsum
 from simcore.lowering.naive_attention import lower_naive_attention
@@ -17,7 +25,9 @@ from simcore.lowering.program import LAUNCH, LoweringOptions, Program, choose_re
 from simcore.lowering.routing import lower_combine, lower_dispatch
 from simcore.lowering.rows import lower_elementwise, lower_lookup, lower_take_last
 from simcore.lowering.stages import lower_receive, lower_send
+from simcore.opgraph.backward_operations import AttentionGradient, Keep, OuterProduct, RowSum, ScatterAdd, Update
 from simcore.opgraph.graph import OpGraph, Repeat
+from simcore.opgraph.liveness import arrays
 from simcore.opgraph.operations import (
     Append,
     Attention,
@@ -39,7 +49,7 @@ from simcore.opgraph.tensor import ShardedTensor
 from simcore.quantities import format_bytes, parse_ps
 
 MOST_NAMES = 20
-MADE = ("activation", "gathered")
+MADE = ("activation", "gathered", "gradient")
 """Parts of tensors that are made on the way."""
 
 
@@ -134,12 +144,26 @@ def _lower_one(program: Program, operation: Operation) -> None:
                 lower_send(program, operation)
             case Receive():
                 lower_receive(program, operation)
+            case Keep():
+                lower_keep(program, operation)
+            case OuterProduct():
+                lower_outer_product(program, operation)
+            case RowSum():
+                lower_row_sum(program, operation)
+            case ScatterAdd():
+                lower_scatter_add(program, operation)
+            case AttentionGradient():
+                lower_attention_gradient(program, operation)
+            case Update():
+                lower_update(program, operation)
 
 
 def _declare_tensors(program: Program) -> None:
     ops, cls = program.ops, program.cls
     matrices = _weight_rows(program)
     repeats = program.repeats
+    several = arrays(ops)
+    backwards = {node.name: node.backwards for node in ops.body if isinstance(node, Repeat)}
     written_in: dict[str, set[str]] = {}
     for placed in program.order:
         for tensor in written(placed.operation):
@@ -159,13 +183,15 @@ def _declare_tensors(program: Program) -> None:
             shape, size = (repeats[tensor.repeat], *shape), repeats[tensor.repeat] * size
         inside = written_in.get(tensor.name, set())
         made_anew = tensor.role in MADE and len(inside) == 1 and "" not in inside
+        scope, *others = several.get(tensor.name, tuple(inside) if made_anew else ("",))
         cls.tensor(
             tensor.name,
             bytes=size,
             memory="vmem" if program.is_resident(tensor) else "hbm",
             shape=shape,
             persistent=tensor.role not in MADE,
-            scope=tuple(inside) if made_anew else (),
+            scope=(scope,) if scope else (),
+            also=[(name, backwards[name] != backwards[scope]) for name in others],
         )
 
 

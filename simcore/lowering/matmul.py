@@ -357,6 +357,7 @@ class _Emitter:
         if self.tiling.spills(self.shape):
             after.append(Ref(self._task("load partial"), outside="ignore"))
         m, k, n = (self._sides(dim, order) for dim in "mkn")
+        turned = self.places["a"].transposed and self.places["a"].resident  # else its loads turn it
         self.cls.task(
             self._task("multiply"),
             unit="mxu",
@@ -364,7 +365,7 @@ class _Emitter:
             after=after,
             reads=[*reads, self._accumulator()],
             writes=[self._accumulator()],
-            function=_multiply_add,
+            function=_multiply_add_turned if turned else _multiply_add,
             when=self._exists(2),
         )
 
@@ -411,6 +412,10 @@ def _tile(tile: Any) -> Any:
 
 def _transposed_tile(tile: Any) -> Any:
     return _tile(tile).T
+
+
+def _multiply_add_turned(a: Any, b: Any, accumulator: Any) -> Any:
+    return _multiply_add(_transposed_tile(a), b, accumulator)
 
 
 def _multiply_add(a: Any, b: Any, accumulator: Any) -> Any:

@@ -20,7 +20,7 @@ from simcore.graph.graph import Reference
 from simcore.graph.reference import Indices
 from simcore.lowering.tiling import Tiling
 from simcore.opgraph.graph import OpGraph, Repeat
-from simcore.opgraph.liveness import Placed, lives, local_bytes, placed_operations
+from simcore.opgraph.liveness import Placed, arrays, lives, local_bytes, placed_operations
 from simcore.opgraph.operations import written
 from simcore.opgraph.tensor import ShardedTensor
 
@@ -88,7 +88,7 @@ class Program:
     position: int = 0
     tilings: dict[object, Tiling] = field(default_factory=dict)
     """(shape, operands in VMEM) -> the tiling chosen for it"""
-    loops_of: dict[str, list[str]] = field(init=False)
+    loops_of: dict[str, list[Repeat]] = field(init=False)
     """stack of weights -> the repeats that go through it"""
     collectives: list[str] = field(default_factory=list)
     """how collectives are done, each different one once"""
@@ -97,7 +97,7 @@ class Program:
         self.loops_of = {}
         for node in self.ops.body:
             if isinstance(node, Repeat):
-                self.loops_of.setdefault(node.stack, []).append(node.name)
+                self.loops_of.setdefault(node.stack, []).append(node)
 
     @property
     def repeats(self) -> dict[str, int]:
@@ -125,7 +125,10 @@ class Program:
         """The index of the iteration that has its own copy of the tensor."""
         if not tensor.repeat:
             return ()
-        at = next(int(i[loop]) for loop in self.loops_of[tensor.repeat] if loop in i)
+        repeat = next(repeat for repeat in self.loops_of[tensor.repeat] if repeat.name in i)
+        at = int(i[repeat.name])
+        if repeat.backwards:
+            at = repeat.count - 1 - at
         return (slice(at, at + 1),)
 
     @property
@@ -136,11 +139,16 @@ class Program:
     # -- pools ------------------------------------------------------------------------------------------------
 
     def pool(self, name: str, buffer_bytes: int, buffers: int | None = None) -> str:
-        """A pool shared by all operations that ask for the name; its buffers are as large as the largest asks for."""
-        if name not in self.cls.pools:
+        """A pool shared by all operations that ask for the name: as large and as many buffers as any asks for."""
+        known = self.cls.pools.get(name)
+        if known is None:
             self.cls.pool(name, memory="vmem", buffers=buffers or self.options.buffers, buffer_bytes=buffer_bytes)
-        elif buffer_bytes > self.cls.pools[name].buffer_bytes:
-            self.cls.pools[name] = replace(self.cls.pools[name], buffer_bytes=buffer_bytes)
+        else:
+            self.cls.pools[name] = replace(
+                known,
+                buffer_bytes=max(buffer_bytes, known.buffer_bytes),
+                buffers=max(buffers or self.options.buffers, known.buffers),
+            )
         return name
 
     # -- who waits for whom -----------------------------------------------------------------------------------
@@ -218,10 +226,11 @@ def choose_resident(ops: OpGraph, chip: Chip) -> frozenset[str]:
 
     A tensor counts from the operation that makes it to the one after its last reader, which may run beside it.
     """
+    several = arrays(ops)  # one for each layer: in HBM
     alive_at = {
         name: range(first, last + 2)
         for name, (first, last) in lives(ops).items()
-        if ops.tensors[name].role in ("activation", "input")
+        if ops.tensors[name].role in ("activation", "input") and name not in several
     }
     sizes = {name: local_bytes(ops, ops.tensors[name]) for name in alive_at}
     room = chip.vmem_capacity_bytes // RESIDENT_SHARE

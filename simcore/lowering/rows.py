@@ -7,7 +7,7 @@ work, store, through pools of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,41 +53,15 @@ def lower_elementwise(program: Program, operation: Elementwise) -> None:
     cls, name, out = program.cls, operation.name, operation.out
     rows, columns = program.rows_columns(out)
     row_bytes = max(bytes_of(program.rows_columns(t)[1], t.dtype) for t in (*operation.inputs, out))
-    streamed = [t for t in operation.inputs if not program.is_resident(t)]
     stores = not program.is_resident(out)
-    blocks = RowBlocks(program, name, rows, row_bytes, bool(streamed) or stores)
+    streamed = stores or not all(program.is_resident(tensor) for tensor in operation.inputs)
+    blocks = RowBlocks(program, name, rows, row_bytes, streamed)
     cls.unit("vpu")
-    vectors = [_load_vector(program, name, vector) for vector in operation.vectors]
+    vectors = [load_vector(program, name, vector) for vector in operation.vectors]
     work_task = f"{name}.work"
     with cls.loop(blocks.loop, blocks.count):
-        reads: list[Access] = []
-        after: list[Reference] = [*vectors, *program.after_readers(out)]
-        moved: IntArray = np.zeros(blocks.count, dtype=np.int64)
-        for number, tensor in enumerate(operation.inputs):
-            width = program.rows_columns(tensor)[1]
-            tile = blocks.sizes() * bytes_of(width, tensor.dtype)
-            moved = moved + tile
-            if tensor not in streamed:
-                reads.append(TensorAccess(tensor.name, blocks.region(width)))
-                after += program.after(tensor)
-                continue
-            cls.unit("hbm")
-            pool = program.pool(ROWS_IN, int(tile.max()), buffers=2 * program.options.buffers)
-            load = cls.task(
-                f"{name}.load {number}",
-                unit="hbm",
-                queue=LOAD_QUEUE,
-                work=Transfer(tile),
-                kind="hbm_load",
-                moves=tensor.name,
-                after=program.after(tensor),
-                takes=[Take(pool, freed_by=[Ref(work_task)])],
-                reads=[TensorAccess(tensor.name, blocks.region(width))],
-                writes=[BufferAccess(pool)],
-                function=_same,
-            )
-            after.append(load)
-            reads.append(BufferAccess(pool, load.ref()))
+        reads, after, moved = stream_rows(program, name, blocks, operation.inputs, work_task)
+        after += [*vectors, *program.after_readers(out)]
         out_tile = blocks.sizes() * bytes_of(columns, out.dtype)
         out_pool = program.pool(ROWS_OUT, int(out_tile.max())) if stores else ""
         reads += [BufferAccess(VECTORS, vector) for vector in vectors]
@@ -95,12 +69,12 @@ def lower_elementwise(program: Program, operation: Elementwise) -> None:
         work = cls.task(
             work_task,
             unit="vpu",
-            work=Vector(_operations(blocks.sizes() * columns, operation.operations_per_element), moved + out_tile),
+            work=Vector(operations_of(blocks.sizes() * columns, operation.operations_per_element), moved + out_tile),
             after=after,
             takes=[Take(out_pool, freed_by=[Ref(f"{name}.store")])] if stores else [],
             reads=reads,
             writes=[BufferAccess(out_pool) if stores else whole],
-            function=operation.function,
+            function=_of_part(program, operation),
         )
         last = work
         if stores:
@@ -108,12 +82,62 @@ def lower_elementwise(program: Program, operation: Elementwise) -> None:
     cls.task(f"{name}.end", after=[Ref(last.name)], kind="sync")
 
 
-def _operations(elements: IntArray, per_element: float) -> IntArray:
+def stream_rows(
+    program: Program, name: str, blocks: RowBlocks, tensors: Sequence[ShardedTensor], reader: str
+) -> tuple[list[Access], list[Reference], IntArray]:
+    """How ``reader`` reads a block of rows of each tensor, what it waits for, and the bytes; loads those in HBM."""
+    cls = program.cls
+    reads: list[Access] = []
+    after: list[Reference] = []
+    moved: IntArray = np.zeros(blocks.count, dtype=np.int64)
+    buffers = max(2 * program.options.buffers, sum(not program.is_resident(tensor) for tensor in tensors))
+    for number, tensor in enumerate(tensors):
+        width = program.rows_columns(tensor)[1]
+        tile = blocks.sizes() * bytes_of(width, tensor.dtype)
+        moved = moved + tile
+        if program.is_resident(tensor):
+            reads.append(TensorAccess(tensor.name, blocks.region(width)))
+            after += program.after(tensor)
+            continue
+        cls.unit("hbm")
+        pool = program.pool(ROWS_IN, int(tile.max()), buffers=buffers)
+        load = cls.task(
+            f"{name}.load {number}",
+            unit="hbm",
+            queue=LOAD_QUEUE,
+            work=Transfer(tile),
+            kind="hbm_load",
+            moves=tensor.name,
+            after=program.after(tensor),
+            takes=[Take(pool, freed_by=[Ref(reader)])],
+            reads=[TensorAccess(tensor.name, blocks.region(width))],
+            writes=[BufferAccess(pool)],
+            function=_same,
+        )
+        after.append(load)
+        reads.append(BufferAccess(pool, load.ref()))
+    return reads, after, moved
+
+
+def _of_part(program: Program, operation: Elementwise) -> Callable[..., Any] | WithIndices:
+    """The function, told the chip's number along the axes that it asks for."""
+    axes, mesh = operation.part_of, program.ops.mesh
+    if axes is None:
+        return operation.function
+
+    def function(_: Indices, c: Indices, *rows: Any) -> Any:
+        where = tuple(int(c[axis]) for axis in mesh.names)
+        return operation.function(mesh.position(where, axes), *rows)
+
+    return WithIndices(function)
+
+
+def operations_of(elements: IntArray, per_element: float) -> IntArray:
     rounded: IntArray = np.ceil(elements * per_element).astype(np.int64)
     return rounded
 
 
-def _load_vector(program: Program, name: str, vector: ShardedTensor) -> Ref:
+def load_vector(program: Program, name: str, vector: ShardedTensor) -> Ref:
     """Load a weight of one row, such as a norm's scale."""
     cls, size = program.cls, local_bytes(program.ops, vector)
     columns = math.prod(program.rows_columns(vector))

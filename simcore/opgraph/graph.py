@@ -16,13 +16,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from simcore.errors import GraphError, LayoutError
 from simcore.layout import Dim, Mesh, TensorLayout, parse_tensor, rules
 from simcore.layout.mesh import axis_names
 from simcore.layout.rules import Axes
 from simcore.layout.steps import CollectiveKind
+from simcore.opgraph.derivative import SAME, Differentiable
 from simcore.opgraph.groups import Groups
 from simcore.opgraph.operations import (
     Append,
@@ -70,6 +71,8 @@ class Repeat:
     layers: int = 1
     stack: str = ""
     """whose weights and caches it goes through: those of all repeats of one stack are the same"""
+    backwards: bool = False
+    """whether it goes through them from the last to the first"""
 
 
 @dataclass
@@ -106,6 +109,10 @@ class OpGraph:
         """A weight, in HBM; declared inside a repeat there is one for each iteration."""
         return self._declare(spec, "weight", dtype, 1)
 
+    def state(self, spec: str, *, dtype: str) -> ShardedTensor:
+        """What an optimizer keeps of a weight, in HBM; declared inside a repeat there is one for each iteration."""
+        return self._declare(spec, "state", dtype, 1)
+
     def cache(self, spec: str, *, dtype: str = "", held: Sequence[int] = ()) -> ShardedTensor:
         """A cache that outlives the run, in HBM; declared inside a repeat there is one for each iteration.
 
@@ -117,7 +124,7 @@ class OpGraph:
         layout = parse_tensor(spec)
         if layout.name in self.tensors:
             raise GraphError(f"tensor {layout.name!r} is already declared")
-        per_iteration = self._repeat.stack if self._repeat is not None and role in ("weight", "cache") else ""
+        per_iteration = self._repeat.stack if self._repeat is not None and role in ("weight", "cache", "state") else ""
         return self._keep(ShardedTensor(layout, dtype or self.dtype, role, per_iteration, rows, held))
 
     def _keep(self, tensor: ShardedTensor) -> ShardedTensor:
@@ -135,7 +142,14 @@ class OpGraph:
 
     @contextmanager
     def repeat(
-        self, name: str, count: int, *, first_layer: int = -1, layers: int = 1, stack: str = ""
+        self,
+        name: str,
+        count: int,
+        *,
+        first_layer: int = -1,
+        layers: int = 1,
+        stack: str = "",
+        backwards: bool = False,
     ) -> Iterator[None]:
         """The operations made inside are repeated; see `Repeat` for the layers that they are.
 
@@ -149,7 +163,7 @@ class OpGraph:
         other = next((node for node in self.body if isinstance(node, Repeat) and node.stack == stack), None)
         if other is not None and other.count != count:
             raise GraphError(f"repeat {name!r}: {count} times, but {other.name!r} of its stack {other.count} times")
-        self._repeat, self._layer = Repeat(name, count, [], first_layer, layers, stack), 0
+        self._repeat, self._layer = Repeat(name, count, [], first_layer, layers, stack, backwards), 0
         self.body.append(self._repeat)
         try:
             yield
@@ -284,6 +298,8 @@ class OpGraph:
         into: ShardedTensor | None = None,
         features: str = "",
         partial: Axes = (),
+        part_of: tuple[str, ...] | None = None,
+        dtype: str = "",
     ) -> ShardedTensor:
         """``function(*inputs, *vectors)`` on the vector unit; see `Elementwise`.
 
@@ -300,8 +316,13 @@ class OpGraph:
             layout = replace(layout, dims=(*layout.dims[: first.rows], *made.dims))
         if partial:
             layout = layout.with_partial((*layout.partial, *axis_names(partial)))
-        out = into if into is not None else self._made(layout, first)
-        self._append(Elementwise(name, tuple(inputs), tuple(vectors), out, operations_per_element, function))
+        like = replace(first, dtype=dtype) if dtype else first
+        out = into if into is not None else self._made(layout, like)
+        given = len(inputs) + len(vectors)  # a function may have arguments that are left out
+        known = function.gradients[:given] if isinstance(function, Differentiable) else ()
+        self._append(
+            Elementwise(name, tuple(inputs), tuple(vectors), out, operations_per_element, function, known, part_of)
+        )
         return out
 
     def reduce_features(
@@ -325,7 +346,7 @@ class OpGraph:
     ) -> ShardedTensor:
         """``left + right``, laid out alike."""
         rules.add(left.layout, right.layout)
-        return self.elementwise(name, [left, right], _add, operations_per_element=1, linear=True, into=into)
+        return self.elementwise(name, [left, right], ADD, operations_per_element=1, linear=True, into=into)
 
     def lookup(self, name: str, table: ShardedTensor, tokens: ShardedTensor) -> ShardedTensor:
         """Rows of ``table`` [V, D], in the graph's format; a table split over V gives partial sums over those axes."""
@@ -376,12 +397,14 @@ class OpGraph:
         stripes: tuple[str, ...] = (),
         shift: int = 0,
         sums: str = "",
+        log: str = "",
     ) -> ShardedTensor:
         """Attention of the new positions to the cached ones and to each other; see `Attention`.
 
         ``values`` names the dimension of a head's values where that is not the last one of ``v``. ``sums`` are the
         features of each head where the sums of weights are kept: ``"Hs"``, of one more than the values, and where each
-        chip sees other positions of the same queries one for the chips, ``"Hs, Cx_context"``.
+        chip sees other positions of the same queries one for the chips, ``"Hs, Cx_context"``. ``log`` names a tensor
+        [B, T, N] for their logarithms alone, which a backward pass needs.
         """
         for tensor in (q, k, v):
             rules.nonlinear(tensor.layout, name)
@@ -406,9 +429,13 @@ class OpGraph:
         dims = (*q.layout.dims[:-1], *width)
         out = self._made(replace(q.layout, name=name, dims=dims), q)
         seen = view or View()
+        kept = None
+        if log:
+            kept = self._made(replace(q.layout, name=log, dims=q.layout.dims[:-1]), replace(q, dtype="fp32"))
         self._append(
             Attention(
-                name, q, k, v, k_cache, v_cache, out, lengths, causal, scale, seen, kernel, stripes, shift, bool(sums)
+                name, q, k, v, k_cache, v_cache, out, lengths, causal, scale, seen, kernel, stripes, shift, bool(sums),
+                kept,
             )
         )  # fmt: skip
         return out
@@ -469,6 +496,8 @@ class OpGraph:
             number += 1
             name = f"{tensor.name}_{MOVED[kind]}{number}"
         role: Role = "gathered" if tensor.role in ("weight", "gathered") else "activation"
+        if tensor.role == "gradient":
+            role = "gradient"
         out = replace(tensor, layout=replace(layout, name=name), role=role, repeat="")
         out = self._keep(out if rows is None else replace(out, rows=rows))
         self._collective(kind, tensor, out, axes, dim, to_dim)
@@ -516,5 +545,8 @@ def _check_bias(name: str, bias: ShardedTensor | None, dims: tuple[Dim, ...]) ->
         raise LayoutError(f"{name}: the bias {bias} must have the dimensions {', '.join(map(str, dims))}")
 
 
-def _add(left: object, right: object) -> object:
-    return left + right  # type: ignore[operator]
+def _add(left: Any, right: Any) -> Any:
+    return left + right
+
+
+ADD = Differentiable(_add, (SAME, SAME))

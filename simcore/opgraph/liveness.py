@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from simcore.dtypes import bytes_of
 from simcore.opgraph.graph import OpGraph, Repeat
-from simcore.opgraph.operations import Operation
+from simcore.opgraph.operations import Operation, written
 from simcore.opgraph.tensor import ShardedTensor
 
-LASTING = ("weight", "cache")
+LASTING = ("weight", "cache", "state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def lives(ops: OpGraph) -> dict[str, tuple[int, int]]:
     for at, placed in enumerate(order):
         if placed.repeat is not None:
             bodies.setdefault(placed.repeat.name, []).append(at)
-        for tensor in (*placed.operation.reads, placed.operation.out):
+        for tensor in (*placed.operation.reads, *written(placed.operation)):
             if tensor.role not in LASTING:
                 touched.setdefault(tensor.name, []).append(at)
     found = {}
@@ -58,6 +58,27 @@ def lives(ops: OpGraph) -> dict[str, tuple[int, int]]:
         for repeat in inside if outside or len(inside) > 1 else ():  # carried from one iteration to the next
             first, last = min(first, bodies[repeat][0]), max(last, bodies[repeat][-1])
         found[name] = (first, last)
+    return found
+
+
+def arrays(ops: OpGraph) -> dict[str, tuple[str, ...]]:
+    """Tensors of which every iteration of a stack's repeats has its own, as it is made in one and read in another: with
+    the repeats that touch it, the one that makes it first."""
+    made: dict[str, list[Repeat | None]] = {}
+    touched: dict[str, list[Repeat | None]] = {}
+    for placed in placed_operations(ops):
+        for tensor in written(placed.operation):
+            made.setdefault(tensor.name, []).append(placed.repeat)
+        for tensor in (*placed.operation.reads, *written(placed.operation)):
+            if tensor.role not in (*LASTING, "input"):
+                touched.setdefault(tensor.name, []).append(placed.repeat)
+    found = {}
+    for name, where in touched.items():
+        repeats = [repeat for repeat in where if repeat is not None]
+        names = tuple(dict.fromkeys(repeat.name for repeat in repeats))
+        alike = len({repeat.stack for repeat in repeats}) == 1
+        if len(names) > 1 and alike and len(repeats) == len(where) and None not in made.get(name, [None]):
+            found[name] = names
     return found
 
 
@@ -111,7 +132,9 @@ def gathered_bytes(ops: OpGraph, layers: int) -> int:
 def moments(ops: OpGraph, leave_out: Collection[str] = ()) -> list[Moment]:
     """Each operation in program order with what is alive; without the tensors in ``leave_out``, such as VMEM's."""
     order, alive = placed_operations(ops), lives(ops)
-    sizes = {name: local_bytes(ops, ops.tensors[name]) for name in alive if name not in leave_out}
+    counts = {node.name: node.count for node in ops.body if isinstance(node, Repeat)}
+    times = {name: counts[repeats[0]] for name, repeats in arrays(ops).items()}
+    sizes = {name: times.get(name, 1) * local_bytes(ops, ops.tensors[name]) for name in alive if name not in leave_out}
     return [
         Moment(
             placed.operation.name,

@@ -13,6 +13,8 @@ import numpy as np
 
 from simcore.layout.rules import Contraction
 from simcore.layout.steps import CollectiveKind
+from simcore.opgraph.backward_operations import AttentionGradient, Keep, OuterProduct, RowSum, ScatterAdd, Update
+from simcore.opgraph.derivative import Gradient
 from simcore.opgraph.groups import Groups
 from simcore.opgraph.tensor import ShardedTensor
 
@@ -118,7 +120,9 @@ class Elementwise:
     """``out = function(*inputs, *vectors)`` on the vector unit, row by row.
 
     ``function`` gets arrays [rows, features] and, for each of ``vectors`` (weights such as a norm's scale), one of
-    [features]. ``operations_per_element`` counts vector operations for each element of ``out``.
+    [features]. ``operations_per_element`` counts vector operations for each element of ``out``. ``gradients`` are its
+    derivatives to inputs and vectors, where they are known. ``part_of``, where given, are mesh axes: the function gets,
+    before all else, the number of the chip along them.
     """
 
     name: str
@@ -127,6 +131,8 @@ class Elementwise:
     out: ShardedTensor
     operations_per_element: float
     function: Function
+    gradients: tuple[Gradient | None, ...] = ()
+    part_of: tuple[str, ...] | None = None
 
     @property
     def reads(self) -> tuple[ShardedTensor, ...]:
@@ -219,7 +225,8 @@ class Attention:
     Positions may be dealt out over the chips of the mesh axes ``stripes``: of n chips, chip c has the positions p with
     p mod n = c, of the cache and, where queries are split too, of the new ones; the keys are then those of the chip
     ``shift`` before it. With ``sums`` the result keeps, beside each head's values, the logarithm of its sum of weights,
-    from which what several attentions give can be put together (-inf where nothing was seen).
+    from which what several attentions give can be put together (-inf where nothing was seen). ``log`` [B, T, N] is
+    another result, for the backward pass: those logarithms alone.
     """
 
     name: str
@@ -237,6 +244,7 @@ class Attention:
     stripes: tuple[str, ...] = ()
     shift: int = 0
     sums: bool = False
+    log: ShardedTensor | None = None
 
     @property
     def reads(self) -> tuple[ShardedTensor, ...]:
@@ -313,6 +321,12 @@ Operation: TypeAlias = (
     | Collective
     | Send
     | Receive
+    | Keep
+    | OuterProduct
+    | RowSum
+    | ScatterAdd
+    | AttentionGradient
+    | Update
 )
 
 
@@ -322,4 +336,10 @@ def written(operation: Operation) -> tuple[ShardedTensor, ...]:
         return operation.out, operation.source
     if isinstance(operation, Send):
         return ()
+    if isinstance(operation, Attention) and operation.log is not None:
+        return operation.out, operation.log
+    if isinstance(operation, AttentionGradient):
+        return operation.to_q, operation.to_k, operation.to_v
+    if isinstance(operation, Update):
+        return *operation.states, operation.weight
     return (operation.out,)

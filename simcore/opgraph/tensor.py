@@ -7,7 +7,7 @@ from typing import Literal
 
 from simcore.layout import TensorLayout
 
-Role = Literal["weight", "cache", "input", "activation", "gathered"]
+Role = Literal["weight", "cache", "state", "input", "activation", "gathered", "gradient"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,8 @@ class ShardedTensor:
     ----------
     layout : its name, dimensions, what splits them, and the axes of partial sums.
     role : weights and caches live in HBM for the whole run; inputs are given; activations
-        are made on the way, and gathered weights too, in HBM.
+        are made on the way, and gathered weights too, in HBM. An optimizer's states live for the whole run like
+        weights; gradients of weights are made on the way, in HBM.
     repeat : the repeat of which every iteration has one of its own (a layer's weights), "" for none.
     rows : leading dimensions that count rows (tokens); the others are a row's features.
     held : of a cache, the positions that it holds for each request in the end, where that is not all of its length.

@@ -25,7 +25,7 @@ from workloads.blocks.functions import (
 def attention(b: Builder, h: ShardedTensor) -> ShardedTensor:
     """``o[B, T, D]`` of the normed input ``h[B, T, D]``, partial sums where heads are split.
 
-    Keys and values of the new positions are cached.
+    Keys and values of the new positions are cached, but not while training.
     """
     config = b.config
     bias = config.qkv_bias
@@ -36,8 +36,11 @@ def attention(b: Builder, h: ShardedTensor) -> ShardedTensor:
     q, k = _normed(b, "q", q, "N"), _normed(b, "k", k, "K")
     if not config.learned_positions:
         q, k = _rotated(b, "q", q), _rotated(b, "k", k)
-    k_cache, v_cache = b.cache("k_cache", "K, H"), b.cache("v_cache", "K, H")
     scale, width = config.head_dim**-0.5, config.head_dim
+    if b.step.training:
+        a = attend(b, q, k, v, scale=scale, width=width)
+        return b.einsum("o", a, "w_o[N, H, D]", bias="b_o[D]" if config.attention_output_bias else "")
+    k_cache, v_cache = b.cache("k_cache", "K, H"), b.cache("v_cache", "K, H")
     a = attend(b, q, k, v, k_cache=k_cache, v_cache=v_cache, scale=scale, width=width)
     b.append("append_k", k, k_cache)
     b.append("append_v", v, v_cache)
@@ -45,7 +48,7 @@ def attention(b: Builder, h: ShardedTensor) -> ShardedTensor:
 
 
 def _rotated(b: Builder, name: str, x: ShardedTensor) -> ShardedTensor:
-    rotary = Rotary(b.config.head_dim, b.config.head_dim)
+    rotary = Rotary(b.config.head_dim, b.config.head_dim).differentiable()
     return b.elementwise(f"{name}_rotary", [x, b.positions], rotary, ROTARY_OPERATIONS)
 
 
@@ -56,7 +59,7 @@ def _normed(b: Builder, name: str, x: ShardedTensor, heads: str) -> ShardedTenso
     if b.config.qk_norm == "whole":
         return _norm_of_all_heads(b, name, x, heads)
     vectors = [b.vector(f"{name}_norm_scale[H]")] if b.config.qk_norm == "per_head" else []
-    norm = norm_of_heads(b.config.head_dim)
+    norm = norm_of_heads(b.config.head_dim, scaled=bool(vectors))
     return b.elementwise(f"{name}_norm", [x], norm, RMSNORM_OPERATIONS, vectors=vectors, along=["H"])
 
 

@@ -143,6 +143,8 @@ class Builder:
     ) -> ShardedTensor:
         """``function`` of tensors and vectors, of complete values unless it is linear; see `OpGraph.elementwise`."""
         given = inputs if linear else [self.complete(x) for x in inputs]
+        if self.step.training:
+            into = None  # the backward pass reads what would be written over
         if into is not None and not linear:
             into = given[inputs.index(into)]
         if features:
@@ -170,7 +172,7 @@ class Builder:
         operations = functions.LAYERNORM_OPERATIONS if layernorm else functions.RMSNORM_OPERATIONS
         if x.layout.dim(dim).axes:
             return self._split_norm(name, x, dim, vectors, layernorm)
-        function: functions.Function = functions.layer_norm if layernorm else functions.rms_norm
+        function = functions.LAYER_NORM if layernorm else functions.RMS_NORM
         return self.elementwise(name, [x], function, operations, vectors=vectors, along=[dim])
 
     def _split_norm(

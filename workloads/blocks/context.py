@@ -38,6 +38,8 @@ def attend(
     step, name, axes = b.step, b.named("attention"), b.rules.placed.of("context")
     shared: dict[str, Any] = {"causal": step.causal, "scale": scale, "view": b.view, "kernel": step.kernel}
     caches: dict[str, Any] = {"k_cache": k_cache, "v_cache": v_cache, "cached": step.cached}
+    if not axes and step.training:
+        return b.g.attention(name, q, k, v, values=values, log=b.named("attention_log"), **caches, **shared)
     if not axes:
         return b.g.attention(name, q, k, v, values=values, **caches, **shared)
     out = f"N, {values or v.dim_names[-1]}"

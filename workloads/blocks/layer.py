@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simcore.opgraph import ShardedTensor
+from simcore.opgraph.backward_steps import keep
 from workloads.blocks.attention import attention
 from workloads.blocks.builder import Builder
 from workloads.blocks.latent import latent_attention
@@ -14,6 +15,8 @@ def layer(b: Builder, x: ShardedTensor) -> None:
     """Adds the layer's blocks to ``x[B, T, D]`` in place."""
     attend = attention if b.config.mla is None else latent_attention
     feed_forward = experts if b.kind.moe else mlp
+    if b.step.training:
+        keep(b.g, b.named("layer_input"), x)
     if b.config.parallel_block:
         h = b.norm("attention_norm", x)
         o = attend(b, h)
@@ -21,8 +24,12 @@ def layer(b: Builder, x: ShardedTensor) -> None:
         both = b.residual(b.g.add(b.named("both_blocks"), o, y))
         b.g.add(b.named("residual"), x, both, into=x)
         return
+    carried, between = x, x
     for block, name in ((attend, "attention"), (feed_forward, "mlp")):
-        y = b.residual(block(b, b.norm(f"{name}_norm", x)))
+        y = b.residual(block(b, b.norm(f"{name}_norm", between)))
         if b.config.norms_per_layer == 4:
             y = b.norm(f"{name}_post_norm", y)
-        b.g.add(b.named(f"{name}_residual"), x, y, into=x)
+        if b.step.training and name == "mlp":
+            b.g.add(b.named("mlp_residual"), between, y, into=carried)
+        else:
+            between = b.g.add(b.named(f"{name}_residual"), between, y, into=None if b.step.training else carried)

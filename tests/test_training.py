@@ -1,0 +1,91 @@
+"""Training: the derived backward pass gives the plain model's gradients, under every plan and policy."""
+
+import numpy as np
+import pytest
+
+from simcore.errors import ModelConfigError
+from tests.test_blocks_attention import FAMILIES
+from tests.test_transformer_values import IN_VMEM, THROUGH_HBM, tiny
+from tests.training import Trained
+from workloads.optimizers import AdamW
+from workloads.training import REMATS, training_step
+
+SMALL = {"batch": 2, "context": 4}
+PLANS = [
+    "data=2",
+    "fsdp=2",
+    "tensor=2",
+    "tensor=2,sequence",
+    "data=2,tensor=2",
+    "fsdp=2,tensor=2,sequence",
+]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return Trained(tiny(), IN_VMEM)
+
+
+@pytest.fixture(scope="module")
+def small():
+    return Trained(tiny(), IN_VMEM, **SMALL)
+
+
+def same_step(step, other):
+    np.testing.assert_allclose(step.loss, other.loss, rtol=1e-9)
+    for name, gradient in other.gradients.items():
+        np.testing.assert_allclose(step.gradients[name], gradient, rtol=1e-6, atol=1e-10, err_msg=name)
+
+
+def test_gradients_of_a_llama_are_differences_of_the_plain_loss(alone):
+    alone.check_gradients()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_of_each_family(family):
+    config = tiny(**FAMILIES[family])
+    if config.qk_norm == "whole":
+        with pytest.raises(ModelConfigError, match="a norm over all heads"):
+            Trained(config, IN_VMEM, **SMALL)
+        return
+    Trained(config, IN_VMEM, **SMALL).check_gradients(directions=1)
+
+
+@pytest.mark.parametrize("remat", REMATS)
+def test_no_access_races_another(remat, small):
+    same_step(Trained(tiny(), IN_VMEM, plan="fsdp=2", remat=remat, races=True, **SMALL), small)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("remat", REMATS)
+def test_every_plan_and_policy_gives_the_same_step(plan, remat, alone):
+    same_step(Trained(tiny(), IN_VMEM, plan=plan, remat=remat, seed=3), alone)
+
+
+@pytest.mark.parametrize(("plan", "remat"), [(None, "none"), ("fsdp=2", "full"), ("tensor=2,sequence", "matmuls")])
+def test_activations_in_hbm_give_the_same_step(plan, remat, small):
+    same_step(Trained(tiny(), THROUGH_HBM, plan=plan, remat=remat, seed=3, **SMALL), small)
+
+
+def test_adam_moves_weights_as_its_equations_say(small):
+    step = Trained(tiny(), IN_VMEM, optimizer="adamw", plan="fsdp=2", **SMALL)
+    adam = AdamW()
+    for name, gradient in small.gradients.items():
+        old = step.before[name]
+        first, second = (1 - adam.beta1) * gradient, (1 - adam.beta2) * gradient**2
+        move = first / (1 - adam.beta1) / (np.sqrt(second / (1 - adam.beta2)) + adam.epsilon)
+        expected = old - adam.learning_rate * (move + adam.weight_decay * old)
+        np.testing.assert_allclose(step.after[name], expected, rtol=1e-7, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("plan", "changes", "message"),
+    [
+        ("context=2", {}, "training is modelled for data, fsdp, tensor and sequence, not context"),
+        ("tensor=4", {}, "use tensor = 2 or a divisor of it"),
+        ("data=3", {}, "do not divide over"),
+    ],
+)
+def test_what_is_not_modelled_is_said(plan, changes, message):
+    with pytest.raises(ModelConfigError, match=message):
+        training_step(tiny(**changes), batch=4, context=4, plan=plan)
