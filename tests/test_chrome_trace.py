@@ -26,6 +26,7 @@ SMALL = {
     "host_offload": {"layers": 3},
     "roofline": {"m": 256, "k": 256, "n": 256},
     "tile_reuse": {},
+    "training_step": {"model": "tiny", "context": 64, "batch": 4, "plan": "fsdp=2"},
 }
 
 

@@ -19,7 +19,11 @@ from tests.random_graphs import flat_of as random_flat
 from tests.random_graphs import random_graph
 from tests.test_sensitivity import loaded_graph
 
-SMALL = {"decode_step": {"model": "tiny", "context": 128, "ring": 2}, "prefill": {"model": "tiny", "context": 128}}
+SMALL = {
+    "decode_step": {"model": "tiny", "context": 128, "ring": 2},
+    "prefill": {"model": "tiny", "context": 128},
+    "training_step": {"model": "tiny", "context": 128, "batch": 4, "plan": "fsdp=2"},
+}
 
 
 @pytest.mark.parametrize("ideal", [False, True])

@@ -5,7 +5,7 @@ What the backward pass reads of the forward pass is kept, or computed once more,
 | remat | kept of each layer | computed once more |
 |---|---|---|
 | none | all that the rules of the backward pass read, but gathered copies | gathers |
-| full | its input | the layer |
+| full | its input | the layer, but for its last matmul, of which nothing is read |
 | matmuls | its input and what its matmuls and attention give | norms, activations, gathers |
 
 Source: How To Scale Your Model, "Training"; Chen et al. 2016; Korthikanti et al. 2022 for keeping some.

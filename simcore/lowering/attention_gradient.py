@@ -92,7 +92,7 @@ class _Lowering:
         for kv_block in (n for n in range(self.kv_heads, 0, -1) if self.kv_heads % n == 0):
             heads, block = kv_block * self.group, min(self.new, LONGEST_BLOCK)
             while block > 1 and (
-                heads * block * block * SCORE_BYTES > share(SCORE_SHARE)
+                heads * block * block * SCORE_BYTES > share(2 * SCORE_SHARE)  # of two kinds, and each twice
                 or heads * block * width * SCORE_BYTES > share(SCORE_SHARE)
                 or bytes_of(heads * block * width, op.q.dtype) > share(QUERY_SHARE)
                 or bytes_of(kv_block * block * width, op.k.dtype) > share(SOURCE_SHARE)
@@ -287,7 +287,7 @@ class _Lowering:
             if program.is_resident(tensor):
                 made.append(rows)
                 continue
-            pool = program.pool(OUT, bytes_of(self.block * width, tensor.dtype), buffers=2 * program.options.buffers)
+            pool = program.pool(OUT, bytes_of(self.block * width, tensor.dtype))
             if number:
                 pool = program.pool(f"{OUT} 2", bytes_of(self.block * width, tensor.dtype))
             takes.append(Take(pool, freed_by=[Ref(self._task(f"{label} store {tensor.name}"))]))

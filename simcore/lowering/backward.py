@@ -204,8 +204,9 @@ def lower_update(program: Program, operation: Update) -> None:
     changed = (*operation.states, operation.weight)
     tensors = (operation.gradient, *changed)
     elements = math.prod(operation.weight.layout.local_shape(program.ops.sizes, program.ops.mesh))
-    blocks = RowBlocks(program, name, elements, 4, streamed=True)
-    widest = blocks.block * max(bytes_of(2, tensor.dtype) for tensor in tensors) // 2
+    # All that an update reads at once takes what other streams of rows do with four.
+    blocks = RowBlocks(program, name, elements, len(tensors), streamed=True)
+    widest = max(bytes_of(blocks.block, tensor.dtype) for tensor in tensors)
     pool = program.pool(UPDATES, widest, buffers=program.options.buffers * len(tensors))
     for unit in ("vpu", "hbm"):
         cls.unit(unit)
