@@ -221,7 +221,9 @@ class Backward:
                 else:
                     name = self._named(f"{out.name}_again")
                     made[out.name] = self.g._keep(replace(out, layout=replace(out.layout, name=name)))
-            again = _with_tensors(operation, {**known, **made}, self._named(f"{operation.name}_again"), made)
+            first = made[written(operation)[0].name].name
+            name = first if operation.name in made and first not in self.g._names else f"{operation.name}_again"
+            again = _with_tensors(operation, {**known, **made}, name if name == first else self._named(name), made)
             self.g._append(again)
             for name, out in made.items():
                 self._again[name, at] = out
