@@ -90,6 +90,12 @@ class Backward:
             self._finish(name)
         return self.gradients
 
+    def to(self, tensor: ShardedTensor) -> ShardedTensor:
+        """What goes back to a given tensor, laid out as it is; once the rest has been derived, and once only."""
+        if tensor.name not in self._back:
+            raise GraphError(f"nothing goes back to {tensor}")
+        return self._sum(tensor.name, self._complete_layout(tensor))
+
     def _through(self, repeat: Repeat, carried: str) -> None:
         """The repeat's body backwards, from its last iteration to the first."""
         g = self.g
