@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from simcore.chips import Chip
-from simcore.lowering import LoweringOptions, lower
+from simcore.errors import ScenarioError
+from simcore.lowering import LoweringOptions
 from simcore.quantities import format_bytes, format_count, format_flops
 from simcore.result import RunResult
 from simcore.scenario import Simulation, param, run_script
 from workloads.catalogue import load_model
 from workloads.placing import place
 from workloads.plan import Plan
-from workloads.training import TrainingOptions, training_step
+from workloads.training import TrainingOptions, lowered_training
 from workloads.training_account import Needed, held_bytes, needed_of
 
 EXAMPLE = "--model tiny --context 256 --batch 8 --plan fsdp=4"
@@ -39,6 +40,8 @@ class Parameters:
         "full", help="computed once more in the backward pass: nothing, each layer, or all but its matmuls"
     )
     optimizer: Literal["adamw", "adam", "sgd", "momentum"] = param("adamw", help="which states and which step")
+    microbatches: int | None = param(None, help="parts of the sequences, one after the other; as many as stages")
+    schedule: Literal["1f1b", "gpipe"] = param("1f1b", help="order of a pipeline stage's passes")
     gradient_dtype: str | None = param(
         None, help="format of weights' gradients; that of the activations where not given"
     )
@@ -49,16 +52,23 @@ class Parameters:
 
 def build(p: Parameters, chip: Chip) -> Simulation:
     config = load_model(p.model)
-    where = place(Plan.parse(p.plan), chip, p.slice or "", slices=p.slices, mapping=p.map or "")
-    options = TrainingOptions(remat=p.remat, optimizer=p.optimizer, gradient_dtype=p.gradient_dtype or "")
-    ops = training_step(config, batch=p.batch, context=p.context, plan=where, options=options)
+    plan = Plan.parse(p.plan)
+    if p.schedule != "1f1b" and plan.pipeline == 1:
+        raise ScenarioError(f"--schedule {p.schedule} has no effect: the plan has no pipeline; leave it out")
+    where = place(plan, chip, p.slice or "", slices=p.slices, mapping=p.map or "")
+    options = TrainingOptions(
+        remat=p.remat, optimizer=p.optimizer, gradient_dtype=p.gradient_dtype or "", microbatches=p.microbatches or 0,
+        schedule=p.schedule,
+    )  # fmt: skip
     lowering = LoweringOptions(
         ring_direction=p.direction, algorithm=p.collectives, prefetch_layers=p.prefetch_layers, lines=where.lines,
         networks=where.networks,
     )  # fmt: skip
-    graph = lower(ops, chip, lowering)
+    graph, stages = lowered_training(
+        config, chip, plan=where, lowering=lowering, batch=p.batch, context=p.context, options=options
+    )
     needed = needed_of(config, batch=p.batch, context=p.context)
-    held = held_bytes(ops)
+    held = held_bytes(stages[0])
     parts = ", ".join(f"{what} {format_bytes(size, binary=True)}" for what, size in held.items())
     tokens = p.batch * p.context
     return Simulation(
@@ -67,7 +77,8 @@ def build(p: Parameters, chip: Chip) -> Simulation:
         notes=(
             f"{config.name}: {format_count(needed.parameters)} parameters, {format_count(tokens)} tokens, "
             f"{format_flops(needed.flops)} that the model needs; remat {p.remat}, {p.optimizer}",
-            f"each chip holds at the end of the forward pass {parts}",
+            f"{'a chip of the first stage' if len(stages) > 1 else 'each chip'} holds, with what is kept of a "
+            f"microbatch, {parts}",
         ),
         derive=lambda result: _rates(result, needed, tokens, config.dtype),
     )

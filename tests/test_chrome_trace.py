@@ -151,3 +151,13 @@ def test_the_commands(tmp_path, capsys):
     ):
         assert main(["trace", *words]) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.json.gz", b"no gzip"), ("a.json", b"<html>"), ("a.json", b"")])
+def test_what_is_no_trace_is_not_served(tmp_path, capsys, name, content):
+    (tmp_path / name).write_bytes(content)
+    assert main(["trace", str(tmp_path / name), "--open", "--port", "0"]) == 2
+    out = capsys.readouterr()
+    assert out.out == ""
+    assert out.err.count("\n") == 1
+    assert "is no trace" in out.err

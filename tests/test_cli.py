@@ -136,6 +136,53 @@ def test_a_script_of_ones_own_is_a_scenario(capsys, tmp_path):
     assert as_json(capsys, script, "--n", 256)["flops"] == 2 * 256**3
 
 
+OWN = """
+from dataclasses import dataclass
+from simcore.graph import Fixed, TaskGraph
+from simcore.scenario import Simulation, param, run_script
+
+@dataclass(frozen=True)
+class Parameters:
+    {name}: int = param(3, help="a number", minimum=1)
+
+def build(parameters, chip):
+    graph = TaskGraph("own")
+    core = graph.entity_class("chip")
+    core.unit("mxu")
+    core.task("work", unit="mxu", work=Fixed.of(f"{{parameters.{name}}}us"))
+    return Simulation(graph)
+
+if __name__ == "__main__":
+    run_script(Parameters, build)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("compare", "measured"), ("compare", "alias"), ("trace", "port"), ("trace", "open")],
+)
+def test_a_parameter_named_as_a_flag_of_a_command_is_one_line(capsys, tmp_path, command, name):
+    script = tmp_path / "own.py"
+    script.write_text(OWN.format(name=name))
+    code, out, err = run(capsys, command, script, "--help")
+    assert (code, out) == (2, "")
+    assert f"its parameter --{name} is a flag of simcore {command}; rename it" in err
+    assert len(err.splitlines()) == 1
+    assert as_json(capsys, script, f"--{name}", 5)["time_s"] == 5e-6  # elsewhere it is free
+
+
+@pytest.mark.parametrize("name", ["layers", "gantt_layers", "chips", "gantt_chips"])
+def test_a_flag_with_two_names_leaves_one_to_a_parameter(capsys, tmp_path, name):
+    script = tmp_path / "own.py"
+    script.write_text(OWN.format(name=name))
+    flag = "--" + name.replace("_", "-")
+    assert as_json(capsys, script, flag, 5)["time_s"] == 5e-6
+    other = flag.replace("--gantt-", "--") if "gantt" in name else flag.replace("--", "--gantt-")
+    code, _, err = run(capsys, "run", script, other, "0")
+    assert code == 2
+    assert f"{other}: needs --gantt FILE" in err
+
+
 def test_a_fault_in_a_script_of_ones_own_is_one_line_that_names_it(capsys, tmp_path):
     script = tmp_path / "faulty.py"
     script.write_text(
@@ -170,6 +217,20 @@ BAD = [
     (["run", "double_buffering", "--gantt", "out.bmp"], "must be one of .png, .svg, .pdf"),
     (["run", "double_buffering", "--gantt", "no/such/folder/out.png"], "does not exist"),
     (["run", "double_buffering", "--table", "out.xlsx"], "must be one of .csv"),
+    (["run", "double_buffering", "--html", "out.htm"], "the format; it must be .html"),
+    (["run", "double_buffering", "--trace", "out.png.gz"], "must be one of .json, .json.gz"),
+    (["run", "double_buffering", "--trace", "out.gz"], "must be one of .json, .json.gz"),
+    (["run", "double_buffering", "--table", ".csv"], "must be one of .csv"),
+    *(
+        (["run", "double_buffering", flag, "a" * length + suffix], "the name is too long")
+        for flag, suffix in (("--gantt", ".png"), ("--html", ".html"), ("--trace", ".json"), ("--table", ".csv"))
+        for length in (245, 300)
+    ),
+    (["run", "double_buffering", "--gantt", "a" * 300 + "/a.png"], "cannot write there"),
+    (["run", "double_buffering", "--gantt", "a\0b.png"], "zero byte"),
+    (["compare", "double_buffering", "--a", "buffers=1", "--a", "buffers=2"], "--a buffers is given twice"),
+    (["compare", "double_buffering", "--measured", ""], "--measured '': no name"),
+    (["compare", "double_buffering", "--measured", "."], "--measured .: is a folder"),
     (["run", "double_buffering", "--zoom", "1us:2us"], "needs --gantt"),
     (["run", "double_buffering", "--gantt", "a.png", "--zoom", "2us:1us"], "from an earlier time"),
     (["run", "double_buffering", "--gantt", "a.png", "--zoom", "9s:10s"], "shows nothing"),
@@ -202,7 +263,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(arguments) for arguments, _ in BAD])
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[repr(" ".join(arguments))[1:70] for arguments, _ in BAD])
 def test_a_mistake_is_one_line_exit_2_and_nothing_written(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, *arguments)

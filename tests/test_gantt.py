@@ -1,7 +1,9 @@
 """The picture of a timeline: its title states the finding, and its lanes show what the contract promises."""
 
+import dataclasses
 import re
 
+import matplotlib.image
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -13,8 +15,9 @@ from simcore.critical import critical_rows
 from simcore.errors import OutputError
 from simcore.scenario import run_scenario
 from simcore.views import gantt
-from simcore.views.gantt import draw_gantt, merge_slivers
-from simcore.views.gantt_lanes import groups_of
+from simcore.views.gantt import LIGHTEST, at_least, draw_gantt, merge_slivers
+from simcore.views.gantt_lanes import band_labels, groups_of
+from simcore.views.gantt_panels import draw_gantts
 from simcore.views.gantt_scale import GanttOptions, memory_strips, scale_of
 from simcore.views.report import finding
 
@@ -96,8 +99,94 @@ def test_slivers_of_one_kind_are_merged_and_wide_bars_are_not():
 def test_merging_is_said_in_the_picture(tmp_path):
     many = double_buffer(tiles=20_000)
     found = texts(svg_of(many, tmp_path))
-    assert any("narrower than half a pixel are merged" in text for text in found)
+    assert any("narrower than a pixel are merged" in text for text in found)
     assert not any("merged" in text for text in texts(svg_of(double_buffer(), tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("count", "width", "shown"),
+    [
+        (3, 10.0, ["layer 0", "layer 1", "layer 2"]),
+        (12, 3.0, [str(number) for number in range(12)]),
+        (80, 2.0, ["0", "5", "10", "75"]),
+        (80, 0.4, ["0", "10", "20", "70"]),
+        (400, 0.1, ["0", "50", "100", "350"]),
+    ],
+)
+def test_layers_that_do_not_all_fit_are_labelled_in_fives_or_tens(count, width, shown):
+    edges = [(number * width, (number + 1) * width) for number in range(count)]
+    found = band_labels([f"layer {number}" for number in range(count)], edges, 1.0)
+    written = [label for label in found if label]
+    assert written == shown if len(shown) > 4 or count == 3 else [*written[:3], written[-1]] == shown
+    # None is over its neighbour.
+    ends = [(sum(edges[at]) / 2, (len(label) + 1) / 2) for at, label in enumerate(found) if label]
+    assert all(one + half <= other - more for (one, half), (other, more) in zip(ends, ends[1:], strict=False))
+
+
+def test_a_layer_that_is_cut_off_does_not_change_the_others():
+    edges = [(0, 0.5), (0.5, 4), (4, 8), (8, 8.2)]
+    assert band_labels(["layer 9", "layer 10", "layer 11", "layer 12"], edges, 1.0) == ["", "10", "11", ""]
+    assert band_labels(["load", "compute"], [(0, 6), (6, 8)], 1.0) == ["load", ""]
+
+
+def test_eighty_layers_are_labelled_up_to_the_last_ones(tmp_path):
+    parameters = {"model": "tiny", "context": 16}
+    result = run_scenario("decode_step", parameters=parameters)
+    band, group = gantt.Band, groups_of(result.timeline)[0][0]
+    step = result.timeline.makespan_ps // 80
+    bands = [band(f"layer {number}", number * step, (number + 1) * step) for number in range(80)]
+    picture = gantt._Picture(result, [dataclasses.replace(group, bands=bands)], scale_of(result.timeline, GanttOptions()),
+                             GanttOptions())  # fmt: skip
+    found = [text.get_text() for text in picture.draw("").axes[0].texts]
+    assert {"0", "5", "75"} <= set(found)
+
+
+def test_bars_are_at_least_a_pixel_wide_and_end_in_the_picture():
+    begin, end = at_least(np.array([0.0, 10.0, 99.5]), np.array([0.1, 20.0, 100.0]), 2.0, 100.0)
+    assert begin.tolist() == [0, 10, 98]
+    assert end.tolist() == [2, 20, 100]
+
+
+def columns_drawn(picture, colour):
+    """Columns of pixels with that colour somewhere."""
+    return (np.abs(picture[:, :, :3].astype(int) - colour).max(axis=2) < 12).any(axis=0)
+
+
+def test_no_bar_is_lost_between_pixels(tmp_path):
+    """Forty stores far apart, each a tenth of a pixel: forty lines in the picture."""
+    result = double_buffer(tiles=40, load="1s", compute="1ms")
+    draw_gantt(result, tmp_path / "a.png")
+    picture = (matplotlib.image.imread(tmp_path / "a.png") * 255).astype(int)
+    blue = columns_drawn(picture[: len(picture) // 3], (0x00, 0x72, 0xB2))
+    assert int((np.diff(blue.astype(int)) == 1).sum()) == 40
+
+
+def test_merged_bars_are_as_light_as_they_are_sparse(tmp_path, monkeypatch):
+    drawn = []
+    collection = gantt._Picture._collection
+    monkeypatch.setattr(
+        gantt._Picture, "_collection",
+        lambda self, begin, end, y, height, colours, hatch: (
+            drawn.append(colours), collection(self, begin, end, y, height, colours, hatch),
+        )[1],
+    )  # fmt: skip
+    draw_gantt(double_buffer(tiles=20_000, compute="0.04ms"), tmp_path / "a.svg")
+    red = min(float(colours[:, 0].min()) for colours in drawn if not isinstance(colours, str))
+    assert red == pytest.approx(1 - LIGHTEST, abs=0.05)  # of blue, which has no red in it
+
+
+def test_two_runs_share_what_stands_below_the_title(tmp_path):
+    panels = [(f"buffers={n}", double_buffer(buffers=n)) for n in (1, 2)]
+    draw_gantts(panels, tmp_path / "a.svg", "two")
+    found = texts((tmp_path / "a.svg").read_text())
+    under = next(text for text in found if text.startswith("double_buffering on v5e"))
+    assert "buffers=" not in under
+    assert "load=400us" in under
+
+
+def test_below_the_title_what_is_not_at_its_default_comes_first(tmp_path):
+    found = texts(svg_of(double_buffer(tiles=4), tmp_path))
+    assert any("(tiles=4, load=400us" in text for text in found)
 
 
 def test_the_same_run_gives_the_same_file(tmp_path):
@@ -114,7 +203,8 @@ def test_the_suffix_chooses_the_format(tmp_path, suffix):
 
 def test_a_window_shows_a_part_and_one_beyond_the_end_is_refused(tmp_path):
     result = double_buffer()
-    assert "window of a run of 425 us" in " ".join(texts(svg_of(result, tmp_path, window_s=(1e-4, 2e-4))))
+    assert "a part of a run of 425 us" in " ".join(texts(svg_of(result, tmp_path, window_s=(1e-4, 2e-4))))
+    assert "a part of a run" not in " ".join(texts(svg_of(result, tmp_path)))
     for window in ((1.0, 2.0), (-1.0, 2.0), (2e-4, 1e-4)):
         with pytest.raises(OutputError, match="shows nothing"):
             draw_gantt(result, tmp_path / "none.png", GanttOptions(window_s=window))
@@ -182,7 +272,12 @@ def test_memories_are_curves_below_where_asked_for(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--layers", "1:2"], "--gantt-layers: needs --gantt FILE"),
+        (["--layers", "1:2"], "--layers: needs --gantt FILE"),
+        (["--layers", ""], "--layers: needs --gantt FILE"),
+        (["--gantt", "a.png", "--layers", ""], "--layers '': must be whole numbers"),
+        (["--gantt", "a.png", "--chips", ""], "--chips '': must be whole numbers"),
+        (["--gantt", "a.png", "--layers", "0", "--zoom", "0us:1us"], "--zoom and --layers"),
+        (["--gantt", "a.png", "--zoom", "0us:1e-30s"], "shorter than a picosecond"),
         (["--layers", "5:3", "--gantt", "x.png"], "must be a first and a last layer"),
         (["--layers", "a:b", "--gantt", "x.png"], "must be whole numbers"),
         (["--chips", "-1", "--gantt", "x.png"], "0 or more"),

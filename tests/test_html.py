@@ -19,6 +19,7 @@ from simcore.result import RunResult
 from simcore.scenario import load_scenario, run_scenario
 from simcore.views.bokeh_data import TASK, WAIT, page_data
 from simcore.views.bokeh_timeline import write_compare_html, write_html
+from simcore.views.gantt_lanes import band_labels
 from simcore.views.report import finding
 
 SHOWN = "window.simcore_timeline !== undefined && window.simcore_timeline.shown.length > 0"
@@ -276,6 +277,12 @@ ALWAYS_WEBGL = """
     HTMLCanvasElement.prototype.getContext = function (kind, options) {
         return context.call(this, kind, {...options, failIfMajorPerformanceCaveat: false})
     }
+    // And it does not say that it is done in software.
+    const parameter = WebGLRenderingContext.prototype.getParameter
+    WebGLRenderingContext.prototype.getParameter = function (name) {
+        const found = parameter.call(this, name)
+        return typeof found === "string" ? found.replace(/swiftshader|llvmpipe|softpipe|software/gi, "a card") : found
+    }
 """
 
 
@@ -287,8 +294,7 @@ def test_webgl_draws_it_unless_it_is_done_in_software(
     drawn = Opened(browser, tmp_path / "run.html", ALWAYS_WEBGL)
     assert drawn.errors == []
     assert drawn.of("figure.output_backend") == "webgl"
-    for bar in drawn.of("sources.map((source) => source.data.bar.length)"):
-        assert bar > 0
+    assert sum(drawn.of("sources.map((source) => source.data.bar.length)")) > 0
     views = "Bokeh.index.find_one(window.simcore_timeline.figure).renderer_views.values()"
     assert drawn.read(f"() => [...{views}].some((view) => view.has_webgl)")
 
@@ -310,7 +316,58 @@ def test_two_runs_are_compared_on_one_axis(browser: Any, tmp_path: Path) -> None
     assert opened.errors == []
     text = opened.page.inner_text("body")
     assert "where the time goes" in text
+    assert "waiting for HBM" in text
+    assert "double_buffering on v5e, calibrated model (load=400us" in re.sub(r"\s+", " ", text)
     assert opened.of("data.end") == pytest.approx(page_data([("", runs[0])]).end)
+
+
+@pytest.mark.parametrize("width", [60, 24, 15, 3])
+def test_layers_are_labelled_as_in_the_picture(opened: Opened, width: int) -> None:
+    labels = [f"layer {number}" for number in range(80)]
+    edges = [(number * width, (number + 1) * width) for number in range(80)]
+    shown = opened.read("([labels, edges]) => window.simcore_timeline.labels_of(labels, edges)", [labels, edges])
+    # The page leaves six pixels of room, the picture a character.
+    assert shown == band_labels(labels, edges, 6.1)
+
+
+def test_zooming_draws_once_a_frame_in_columns_of_numbers(opened: Opened) -> None:
+    drawn = opened.read("""async () => {
+        const t = window.simcore_timeline, draw = t.draw, frame = () => new Promise(requestAnimationFrame)
+        let count = 0
+        t.draw = () => { count++; draw.call(t) }
+        await frame()
+        for (let step = 1; step <= 20; step++) {
+            t.x_range.setv({start: 0, end: t.data.end * (1 - step / 50)})
+            await Promise.resolve()
+        }
+        await frame(); await frame(); await frame()
+        delete t.draw
+        const last = t.x_range.end, shown = Math.max(...t.sources.flatMap((source) => [...source.data.left]))
+        t.x_range.setv({start: 0, end: t.data.end})
+        await frame(); await frame()
+        const kinds = new Set(t.sources.map((source) => source.data.left.constructor.name))
+        return {count, last, shown, kinds: [...kinds], drawn: t.sources.some((source) => source.data.bar.length)}
+    }""")
+    assert drawn["count"] <= 3
+    assert drawn["shown"] < drawn["last"]  # the last step was drawn
+    assert "Float64Array" in drawn["kinds"]
+    assert drawn["drawn"]
+
+
+def test_narrow_bars_have_no_hatch(opened: Opened) -> None:
+    count = """([start, end]) => {
+        const t = window.simcore_timeline
+        t.x_range.setv({start, end})
+        t.draw()
+        const hatched = t.hatched.filter((number, style) => number !== t.plain[style])
+        return hatched.reduce((sum, number) => sum + t.parts[number].count, 0)
+    }"""
+    end = opened.of("data.end")
+    assert opened.read(count, [0, end]) > 0
+    opened.read("() => { window.simcore_timeline.x_range.bounds = null }")
+    assert opened.read(count, [0, 300 * end]) == 0
+    opened.read(count, [0, end])
+    opened.page.wait_for_timeout(200)
 
 
 def test_fifty_thousand_bars_load_and_zoom(browser: Any, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """The roofline of a run: intensities that are known, roofs of the chip, pictures."""
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from simcore.chips import load_chip
 from simcore.cli import main
@@ -43,6 +45,20 @@ def test_vmem_is_a_level_of_its_own():
 def test_no_operation_is_above_its_roof_over_hbm():
     result = run_scenario("prefill", ideal=True, parameters={"model": "tiny", "context": 512})
     assert all(point.share_of_roof <= 1 + 1e-6 for point in roofline_points(result) if point.interface == "hbm")
+
+
+def test_every_name_is_inside_the_picture(tmp_path, monkeypatch):
+    """Operations at one place have their names below each other: there is room for them."""
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: figures.append(figure))
+    draw_roofline_of(run_scenario("decode_step", parameters={"context": 512}), tmp_path / "roofline.png")
+    canvas = FigureCanvasAgg(figures[0])
+    canvas.draw()
+    axes = figures[0].axes[0]
+    frame = axes.get_window_extent()
+    names = [text for text in axes.texts if "%" in text.get_text()]
+    assert len(names) > 3
+    assert all(text.get_window_extent().y0 >= frame.y0 for text in names)
 
 
 def test_the_picture_and_what_has_none(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -77,6 +78,11 @@ def test_text_has_units_and_no_empty_columns(result):
     assert "kB" in text
     assert text.splitlines()[0].startswith("operation")
     assert "... and" in text_of(result, "task", most=3)
+
+
+def test_a_time_and_an_amount_of_one_unit_have_different_headings(result):
+    head = text_of(result, "operation").splitlines()[0]
+    assert {"HBM time", "HBM bytes", "network time", "network bytes"} <= set(re.split(r"  +", head))
 
 
 def test_the_card_has_the_finding_and_no_scripts(result):

@@ -62,6 +62,27 @@ def test_every_plan_and_policy_gives_the_same_step(plan, remat, alone):
     same_step(Trained(tiny(), IN_VMEM, plan=plan, remat=remat, seed=3), alone)
 
 
+@pytest.mark.parametrize(
+    ("plan", "remat", "more"),
+    [
+        (None, "none", {"microbatches": 2}),
+        ("data=2", "none", {"microbatches": 2}),
+        ("fsdp=2", "full", {"microbatches": 2}),
+        ("tensor=2,sequence", "matmuls", {"microbatches": 2}),
+        ("pipeline=2", "none", {"microbatches": 4}),
+        ("pipeline=2", "full", {"schedule": "gpipe"}),
+        ("pipeline=2,fsdp=2", "none", {}),
+        ("pipeline=2,tensor=2,sequence", "matmuls", {}),
+    ],
+)
+def test_microbatches_and_stages_give_the_same_step(plan, remat, more, alone):
+    same_step(Trained(tiny(), IN_VMEM, plan=plan, remat=remat, seed=3, **more), alone)
+
+
+def test_no_race_between_stages_and_microbatches(small):
+    same_step(Trained(tiny(), IN_VMEM, plan="pipeline=2", races=True, **SMALL), small)
+
+
 @pytest.mark.parametrize(("plan", "remat"), [(None, "none"), ("fsdp=2", "full"), ("tensor=2,sequence", "matmuls")])
 def test_activations_in_hbm_give_the_same_step(plan, remat, small):
     same_step(Trained(tiny(), THROUGH_HBM, plan=plan, remat=remat, seed=3, **SMALL), small)
@@ -81,9 +102,10 @@ def test_adam_moves_weights_as_its_equations_say(small):
 @pytest.mark.parametrize(
     ("plan", "changes", "message"),
     [
-        ("context=2", {}, "training is modelled for data, fsdp, tensor and sequence, not context"),
+        ("context=2", {}, "training is modelled for data, fsdp, tensor, sequence and pipeline, not context"),
         ("tensor=4", {}, "use tensor = 2 or a divisor of it"),
         ("data=3", {}, "do not divide over"),
+        ("pipeline=2", {}, "training_stages"),
     ],
 )
 def test_what_is_not_modelled_is_said(plan, changes, message):

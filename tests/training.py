@@ -1,15 +1,18 @@
 """A training step executed on numpy, and the loss of the plain model whose gradients it must give."""
 
+import re
+
 import numpy as np
 
 from simcore.graph.races import check_races
 from simcore.graph.unroll import unroll
 from simcore.graph.values import execute
 from simcore.hardware import Hardware
-from simcore.lowering import lower
 from tests.reference_transformer import Reference
 from tests.values import Model, cache_names, cut
-from workloads.training import TrainingOptions, training_step
+from workloads.stages import layer_ranges
+from workloads.training import TrainingOptions, lowered_training, training_step
+from workloads.transformer import placed_plan
 
 RATE = 0.5
 
@@ -21,10 +24,12 @@ class Trained:
                  races=False, lowering=None, **more):  # fmt: skip
         settings = {"learning_rate": RATE} if optimizer == "sgd" else {}
         options = TrainingOptions(remat=remat, optimizer=optimizer, settings=settings, **more)
-        self.ops = ops = training_step(config, batch=batch, context=context, plan=plan, options=options)
+        asked = {"batch": batch, "context": context, "options": options}
         self.config, self.model = config, Model(config)
-        self.model.declare(ops)
-        self.graph = lower(ops, chip, lowering)
+        self.model.declare(training_step(config, **{**asked, "options": TrainingOptions()}))
+        placed = placed_plan(plan)
+        self.graph, self.stages = lowered_training(config, chip, plan=placed, lowering=lowering, **asked)
+        self.ranges = layer_ranges(config.n_layers, len(self.stages))
         flat = unroll(self.graph, Hardware(chip))
         if races:
             check_races(flat)
@@ -32,38 +37,58 @@ class Trained:
         self.tokens, self.targets = rng.integers(0, config.vocabulary_size, size=(2, batch, context))
         self.storage = execute(flat, self._given(), seed=seed)
         self.before = self.model.arrays
-        self.after = {name: self._whole(name) for name in self.before}
-        self.loss = self._whole("loss").mean()
+        self.after = {name: self._weight(name) for name in self.before}
+        losses = [name for name in self.stages[-1].tensors if re.fullmatch(r"loss(_m\d+)?", name)]
+        self.loss = np.mean([self._whole(len(self.stages) - 1, name).mean() for name in losses])
 
     def _given(self):
-        shapes = {name: tensor.shape for name, tensor in self.graph.classes["chip"].tensors.items()}
-        positions = np.tile(np.arange(self.tokens.shape[1]), (len(self.tokens), 1))
-        rows = {"tokens": self.tokens, "targets": self.targets, "positions": positions}
+        rows = {"tokens": self.tokens, "targets": self.targets}
+        rows["positions"] = np.tile(np.arange(self.tokens.shape[1]), (len(self.tokens), 1))
         given = {}
-        for at in range(self.ops.mesh.size):
-            for tensor in self.ops.tensors.values():
-                name, role = tensor.name, tensor.role
-                if name in rows:
-                    array = rows[name].astype(float)
-                elif role == "weight":
-                    array = self.model.arrays[name]
-                elif role == "state":
-                    array = self.model.arrays[name.split("_", 1)[1]] if name.startswith("master_") else None
-                    if array is None:
-                        array = 0 * self.model.arrays[name.split("_moment_", 1)[1]]
-                else:
+        for stage, ops in enumerate(self.stages):
+            cls = list(self.graph.classes.values())[stage]
+            shapes = {name: tensor.shape for name, tensor in cls.tensors.items()}
+            for tensor in ops.tensors.values():
+                array = self._array(tensor, rows, stage, ops)
+                if array is None:
                     continue
-                given[at, name] = cut(array, tensor, self.ops, at, shapes[name])
+                for at in range(ops.mesh.size):
+                    mine = cut(array, tensor, ops, at, shapes[tensor.name])
+                    given[stage * ops.mesh.size + at, tensor.name] = mine
         return given
 
-    def _whole(self, name):
+    def _array(self, tensor, rows, stage, ops):
+        name, _, part = tensor.name.partition("_m")
+        if tensor.role == "input" and name in rows:
+            each = ops.sizes["B"]
+            return rows[name][int(part or 0) * each : (int(part or 0) + 1) * each].astype(float)
+        if tensor.role not in ("weight", "state"):
+            return None
+        weight, scale = tensor.name, 1.0
+        if tensor.role == "state":
+            what = next(what for what in ("master_", "first_moment_", "second_moment_") if weight.startswith(what))
+            weight, scale = weight.removeprefix(what), float(what == "master_")
+        return scale * self._of_stage(self.model.arrays[weight], ops.tensors[weight], stage)
+
+    def _of_stage(self, array, tensor, stage):
+        first, count = self.ranges[stage]
+        return array[first : first + count] if tensor.repeat and len(self.stages) > 1 else array
+
+    def _weight(self, name):
+        parts = [self._whole(stage, name) for stage, ops in enumerate(self.stages) if name in ops.tensors]
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+    def _whole(self, stage, name):
         """A tensor put together from the chips' shards; chips that have the same part must have the same values."""
-        ops, tensor = self.ops, self.ops.tensors[name]
-        lead = self.before[name].shape[: -len(tensor.dim_names)] if name in self.model.arrays else ()
+        ops = self.stages[stage]
+        tensor = ops.tensors[name]
+        lead = ()
+        if name in self.model.arrays and tensor.repeat:
+            lead = (len(self._of_stage(self.before[name], tensor, stage)),)
         whole = np.full([*lead, *(ops.sizes[dim] for dim in tensor.dim_names)], np.nan)
         for at, coordinates in enumerate(ops.mesh.coordinates()):
             where = (*(slice(None) for _ in lead), *tensor.layout.shard_slices(coordinates, ops.sizes, ops.mesh))
-            mine = self.storage[at, name].reshape(whole[where].shape)
+            mine = self.storage[stage * ops.mesh.size + at, name].reshape(whole[where].shape)
             assert not np.isnan(mine).any(), name
             have = whole[where]
             np.testing.assert_allclose(np.where(np.isnan(have), mine, have), mine, rtol=1e-9, atol=1e-12)

@@ -19,16 +19,21 @@ from typing import Any, Literal
 
 import numpy as np
 
+from simcore.chips import Chip
 from simcore.errors import ModelConfigError, nearest
+from simcore.graph import TaskGraph
 from simcore.layout import TensorLayout, parse_tensor
+from simcore.lowering import LoweringOptions, lower, lower_stages
 from simcore.opgraph import OpGraph, ShardedTensor
 from simcore.opgraph.backward import Backward
 from simcore.opgraph.backward_steps import update
 from simcore.opgraph.graph import Repeat
-from simcore.opgraph.operations import Attention, Collective, Einsum, Operation
+from simcore.opgraph.operations import Attention, Collective, Einsum, Operation, written
 from workloads.config import ModelConfig
 from workloads.optimizers import OPTIMIZERS, Optimizer
 from workloads.plan import PlacedPlan, Plan
+from workloads.schedules import SCHEDULES
+from workloads.stages import layer_ranges, pipeline_axis, some_layers, without_pipeline
 from workloads.step import Step
 from workloads.transformer import _builder, embed, empty_graph, placed_plan, through_layers
 
@@ -47,18 +52,26 @@ class TrainingOptions:
     remat : which results are kept for the backward pass.
     optimizer : "adamw", "sgd", ...; see `workloads.optimizers`.
     gradient_dtype : format of weights' gradients, in which they are added up over chips; "" as the activations.
+    microbatches : parts that the sequences are cut in, whose gradients are added up; by default as many as stages.
+    schedule : in which order a stage takes the microbatches' forward and backward passes; see `SCHEDULES`.
     """
 
     remat: Remat = "none"
     optimizer: str = "adamw"
     gradient_dtype: str = ""
     settings: dict[str, float] = field(default_factory=dict)
+    microbatches: int = 0
+    schedule: str = "1f1b"
 
     def __post_init__(self) -> None:
         if self.remat not in REMATS:
             raise ModelConfigError(f"remat {self.remat!r}: {nearest(self.remat, REMATS)}")
         if self.optimizer not in OPTIMIZERS:
             raise ModelConfigError(f"optimizer {self.optimizer!r}: {nearest(self.optimizer, OPTIMIZERS)}")
+        if self.schedule not in SCHEDULES:
+            raise ModelConfigError(f"schedule {self.schedule!r}: {nearest(self.schedule, SCHEDULES)}")
+        if self.microbatches < 0:
+            raise ModelConfigError(f"{self.microbatches} microbatches: 1 or more is meant")
 
 
 def training_step(
@@ -72,27 +85,133 @@ def training_step(
 ) -> OpGraph:
     """One step on ``batch`` sequences of ``context`` tokens: the op graph of forward, backward and update.
 
-    Raises `ModelConfigError` for what is not modelled, or sizes that do not divide over the chips.
+    Raises `ModelConfigError` for what is not modelled, or sizes that do not divide over the chips; for a plan with
+    pipeline stages, which have a graph each, see `training_stages`.
     """
-    options = options or TrainingOptions()
-    step = Step((0,) * batch, context, placed_plan(plan), "skip", training=True, **step_options)
-    check_training(config, step)
-    g = empty_graph(config, step, "training_step")
-    x = embed(g, config, step)
-    through_layers(g, config, step, x)
-    logits, back = loss(g, config, step, x)
-    dtype = options.gradient_dtype or step.activations(config)
-    gradients = Backward(g, keeper(g, options.remat), gradient_dtype=dtype).run(logits, back, x.name)
-    optimize(g, gradients, OPTIMIZERS[options.optimizer](**options.settings))
-    return g
+    if placed_plan(plan).plan.pipeline > 1:
+        raise ModelConfigError(f"plan {plan}: pipeline stages have programs of their own: see training_stages")
+    return training_stages(config, batch=batch, context=context, plan=plan, options=options, **step_options)[0]
 
 
-def check_training(config: ModelConfig, step: Step) -> None:
+def training_stages(
+    config: ModelConfig,
+    *,
+    batch: int,
+    context: int,
+    plan: Plan | PlacedPlan | str | None = None,
+    options: TrainingOptions | None = None,
+    **step_options: Any,
+) -> list[OpGraph]:
+    """The op graph of each pipeline stage of a step, one where there are none. Raises as `training_step` does."""
+    options, placed = options or TrainingOptions(), placed_plan(plan)
+    stages = placed.plan.pipeline
+    parts = options.microbatches or stages
+    if batch % parts:
+        raise ModelConfigError(f"{batch} sequences do not cut into {parts} microbatches: a divisor of {batch} would do")
+    inner = without_pipeline(placed) if stages > 1 else placed
+    step = Step((0,) * (batch // parts), context, inner, "skip", training=True, **step_options)
+    check_training(config, step, stages)
+    axis = pipeline_axis(placed) if stages > 1 else ""
+    return [_Stage(config, step, options, axis, stage, stages, parts).graph() for stage in range(stages)]
+
+
+def lowered_training(
+    config: ModelConfig,
+    chip: Chip,
+    *,
+    plan: PlacedPlan,
+    lowering: LoweringOptions | None = None,
+    **asked: Any,
+) -> tuple[TaskGraph, list[OpGraph]]:
+    """The tasks of a step, and the op graphs that they are made from; arguments as of `training_stages`."""
+    graphs = training_stages(config, plan=plan, **asked)
+    if len(graphs) == 1:
+        return lower(graphs[0], chip, lowering), graphs
+    return lower_stages(graphs, chip, lowering, axis=pipeline_axis(plan)), graphs
+
+
+@dataclass
+class _Stage:
+    """Builds the program of a stage, microbatch by microbatch in the order of the schedule."""
+
+    config: ModelConfig
+    step: Step
+    options: TrainingOptions
+    axis: str
+    stage: int
+    stages: int
+    parts: int
+    gradients: dict[str, ShardedTensor] = field(default_factory=dict)
+
+    def graph(self) -> OpGraph:
+        first, count = layer_ranges(self.config.n_layers, self.stages)[self.stage]
+        self.first, self.last_stage = first, self.stage == self.stages - 1
+        self.part = some_layers(self.config, first, count) if self.stages > 1 else self.config
+        self.g = g = empty_graph(self.part, self.step, "training_step")
+        if self.stages > 1 and self.stage == 0:
+            g.notes.append(
+                f"{self.stages} stages of {count} layers, {self.parts} microbatches of {self.step.batch} sequences "
+                f"each, {self.options.schedule}"
+            )
+        self.made: dict[int, tuple[ShardedTensor, list[Operation | Repeat]]] = {}
+        for forward, number in SCHEDULES[self.options.schedule](self.stage, self.stages, self.parts):
+            if forward:
+                self._forward(number)
+            else:
+                self._backward(number)
+        backward = Backward(g, lambda tensor, operation: True, gradients=self.gradients)
+        optimize(g, backward.add_up(), OPTIMIZERS[self.options.optimizer](**self.options.settings))
+        return g
+
+    def _piece(self, number: int) -> str:
+        return f"m{number}" if self.parts > 1 or self.stages > 1 else ""
+
+    def _forward(self, number: int) -> None:
+        g, piece = self.g, self._piece(number)
+        if self.stage == 0:
+            begin = len(g.body)
+            x = embed(g, self.part, self.step, piece)
+        else:
+            residual = self.step.rules(self.part).residual(parse_tensor(f"x_{piece}[B, T, D]"))
+            x = g.receive(str(residual), sent=f"send_{piece}", axis=self.axis)
+            begin = len(g.body)
+        through_layers(g, self.part, self.step, x, first=self.first, piece=piece)
+        self.made[number] = x, g.body[begin:]
+        if not self.last_stage:
+            g.send(f"send_{piece}", x, self.axis, to=f"x_{piece}")
+
+    def _backward(self, number: int) -> None:
+        g, piece = self.g, self._piece(number)
+        x, nodes = self.made.pop(number)
+        if self.last_stage:
+            begin = len(g.body)
+            start, back = loss(g, self.part, self.step, x, piece, self.step.tokens * self.parts)
+            ends = [node for node in g.body[begin:] if not isinstance(node, Repeat)]
+            named = next(at for at, node in enumerate(ends) if start.name in [t.name for t in written(node)])
+            nodes = [*nodes, *ends[: named + 1]]
+        else:
+            start = x
+            layout = self.step.rules(self.part).residual(parse_tensor(f"back_{piece}[B, T, D]"))
+            back = g.receive(str(layout), sent=f"send_back_{piece}", axis=self.axis, step=-1)
+        dtype = self.options.gradient_dtype or self.step.activations(self.part)
+        later = frozenset(axis for axis in g.mesh.names if axis not in self.step.placed.of("fsdp"))
+        backward = Backward(
+            g, keeper(nodes, self.options.remat), gradient_dtype=dtype, gradients=self.gradients,
+            later=later if self.parts > 1 else frozenset(),
+        )  # fmt: skip
+        backward.run(start, back, x.name, nodes)
+        if self.stage > 0:
+            g.send(f"send_back_{piece}", backward.to(x), self.axis, to=f"back_{piece}", step=-1)
+
+
+def check_training(config: ModelConfig, step: Step, stages: int = 1) -> None:
     """Raise `ModelConfigError` for what a training step is not modelled for."""
     plan = step.plan
-    for kind in ("tensor2", "context", "expert", "pipeline"):
+    for kind in ("tensor2", "context", "expert"):
         if getattr(plan, kind) > 1:
-            raise ModelConfigError(f"plan {plan}: training is modelled for data, fsdp, tensor and sequence, not {kind}")
+            raise ModelConfigError(
+                f"plan {plan}: training is modelled for data, fsdp, tensor, sequence and pipeline, not {kind}"
+            )
     if config.moe is not None or config.mla is not None:
         what = "experts" if config.moe is not None else "a latent cache"
         raise ModelConfigError(f"model {config.name}: training with {what} is not modelled")
@@ -103,6 +222,13 @@ def check_training(config: ModelConfig, step: Step) -> None:
             f"model {config.name}: {config.n_kv_heads} key-value heads on tensor = {plan.tensor} chips would have "
             f"copies, whose gradients are not modelled: use tensor = {config.n_kv_heads} or a divisor of it"
         )
+    if stages > config.n_layers:
+        raise ModelConfigError(f"model {config.name}: {stages} stages, and it has {config.n_layers} layers")
+    if stages > 1 and config.tied_embeddings:
+        raise ModelConfigError(
+            f"model {config.name}: training in stages with a tied embedding, which the first and the last share, is "
+            "not modelled"
+        )
     if step.kernel != "flash":
         raise ModelConfigError("training is modelled with the flash kernel")
     for dtype in (step.weights_dtype, step.kv_dtype):
@@ -110,11 +236,11 @@ def check_training(config: ModelConfig, step: Step) -> None:
             raise ModelConfigError(f"format {dtype}: weights are trained in the model's own format")
 
 
-def keeper(g: OpGraph, remat: Remat) -> Callable[[ShardedTensor, Operation], bool]:
+def keeper(nodes: Sequence[Operation | Repeat], remat: Remat) -> Callable[[ShardedTensor, Operation], bool]:
     """Whether a result of the forward pass is kept; outside of the layers everything is."""
-    inside = {operation.name for node in g.body if isinstance(node, Repeat) for operation in node.body}
+    inside = {operation.name for node in nodes if isinstance(node, Repeat) for operation in node.body}
     makers: dict[str, Operation] = {}
-    for node in g.body:
+    for node in nodes:
         for operation in node.body if isinstance(node, Repeat) else []:
             # Of partial sums nothing is left once they are added up: what they become is what a matmul gives.
             moved = isinstance(operation, Collective) and operation.kind != "AllGather"
@@ -135,28 +261,30 @@ def keeper(g: OpGraph, remat: Remat) -> Callable[[ShardedTensor, Operation], boo
     return kept
 
 
-def loss(g: OpGraph, config: ModelConfig, step: Step, x: ShardedTensor) -> tuple[ShardedTensor, ShardedTensor]:
-    """The mean cross-entropy of all positions; returns the logits and what goes back to them.
+def loss(
+    g: OpGraph, config: ModelConfig, step: Step, x: ShardedTensor, piece: str, tokens: int
+) -> tuple[ShardedTensor, ShardedTensor]:
+    """The cross-entropy of all positions, whose mean is over ``tokens``; returns the logits and what goes back to them.
 
     Of a vocabulary that is split each chip has the maximum, the sum and the target's logit of its own part, which are
     gathered: 12 bytes a position and chip, and no logit moves.
     """
-    b = _builder(g, config, step)
+    b = _builder(g, config, step, piece)
     normed = b.norm("final_norm", x) if config.final_norm else x
     head = b.weight("embedding[V, D]" if config.tied_embeddings else "lm_head[D, V]", "other")
-    logits = b.complete(b.product("logits", normed, head, bias="b_lm_head[V]" if config.lm_head_bias else ""))
-    targets = g.input(str(b.rules.complete(parse_tensor("targets[B, T]"))), dtype="int32", rows=2)
+    logits = b.complete(b.product(b.named("logits"), normed, head, bias="b_lm_head[V]" if config.lm_head_bias else ""))
+    targets = g.input(str(b.rules.complete(parse_tensor(b.named("targets[B, T]")))), dtype="int32", rows=2)
     targets = _as_rows_of(b, targets, logits)
     axes = logits.layout.dim("V").axes
     part = str(TensorLayout("x", (parse_tensor("x[Vx]").dims[0],)).with_axes("Vx", axes).dims[0])
     each = g.elementwise(
-        "loss_parts", [logits, targets], _loss_parts, operations_per_element=LOSS_OPERATIONS * g.sizes["V"] / 3,
-        features=f"Ls, {part}", part_of=axes, dtype="fp32",
+        b.named("loss_parts"), [logits, targets], _loss_parts,
+        operations_per_element=LOSS_OPERATIONS * g.sizes["V"] / 3, features=f"Ls, {part}", part_of=axes, dtype="fp32",
     )  # fmt: skip
     every = b.whole(each, "Vx") if axes else each
-    g.elementwise("loss", [every], _loss, operations_per_element=4, features="J")
+    g.elementwise(b.named("loss"), [every], _loss, operations_per_element=4, features="J")
     back = g.elementwise(
-        "d_logits", [logits, every, targets], _loss_back(step.tokens), operations_per_element=4, part_of=axes
+        b.named("d_logits"), [logits, every, targets], _loss_back(tokens), operations_per_element=4, part_of=axes
     )
     return logits, back
 
@@ -230,4 +358,4 @@ def optimize(g: OpGraph, gradients: dict[str, ShardedTensor], optimizer: Optimiz
                 one(name)
 
 
-__all__: Sequence[str] = ["REMATS", "TrainingOptions", "training_step"]
+__all__: Sequence[str] = ["REMATS", "TrainingOptions", "lowered_training", "training_stages", "training_step"]

@@ -7,6 +7,7 @@ To Scale Your Model, "All the Transformer Math You Need to Know"; MFU's conventi
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from simcore.opgraph import OpGraph
@@ -49,7 +50,7 @@ def needed_of(config: ModelConfig, *, batch: int, context: int) -> Needed:
 
 
 def held_bytes(ops: OpGraph) -> dict[str, int]:
-    """Bytes of each chip at the end of the forward pass: weights, the optimizer's states, and what is kept.
+    """Bytes of each chip: weights, the optimizer's states, and what is kept of one microbatch's forward pass.
 
     What is kept of layers is one array for each of them.
     """
@@ -65,7 +66,7 @@ def held_bytes(ops: OpGraph) -> dict[str, int]:
     }
     for name, repeats in arrays(ops).items():
         tensor = ops.tensors[name]
-        if tensor.role == "activation":
+        if tensor.role == "activation" and not re.search(r" m[1-9]\d*$", repeats[0]):
             what = "layers' inputs" if name in inputs else "other activations of layers"
             held[what] += counts[repeats[0]] * local_bytes(ops, tensor)
     return held

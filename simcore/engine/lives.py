@@ -97,7 +97,8 @@ def _scopes(flat: FlatGraph, task: Task, index: IntArray, tensor: str) -> IntArr
         return scope
     counts = task.counts or (1,)
     at = dict(zip((loop.name for loop in task.loops), np.unravel_index(flat.iteration[index], counts), strict=False))
-    found = declared.scope_of(at, {name: loop.count for name, loop in cls.loops.items()})
+    loops = [*declared.scope, *(name for name, _ in declared.also)]
+    found = declared.scope_of(at, {name: cls.loops[name].count for name in loops})
     if found is not None:
         scope += found
     return scope

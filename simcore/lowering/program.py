@@ -7,6 +7,7 @@ operations of a kind share, so that the next operation's first tiles are loaded 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -90,10 +91,21 @@ class Program:
     """(shape, operands in VMEM) -> the tiling chosen for it"""
     loops_of: dict[str, list[Repeat]] = field(init=False)
     """stack of weights -> the repeats that go through it"""
+    _writers: dict[str, list[int]] = field(init=False)
+    """tensor -> positions of the operations that write it, in order; and of those that read it"""
+    _readers: dict[str, list[int]] = field(init=False)
     collectives: list[str] = field(default_factory=list)
     """how collectives are done, each different one once"""
 
     def __post_init__(self) -> None:
+        self._writers, self._readers = {}, {}
+        for at, placed in enumerate(self.order):
+            for table, tensors in (
+                (self._writers, written(placed.operation)),
+                (self._readers, placed.operation.reads),
+            ):
+                for name in dict.fromkeys(tensor.name for tensor in tensors):
+                    table.setdefault(name, []).append(at)
         self.loops_of = {}
         for node in self.ops.body:
             if isinstance(node, Repeat):
@@ -184,12 +196,6 @@ class Program:
             return []
         return [Ref(first, at={repeat.name: -ahead}, outside="ignore")]
 
-    def _touches(self, at: int, name: str, writers: bool) -> bool:
-        operation = self.order[at].operation
-        if writers:
-            return any(tensor.name == name for tensor in written(operation))
-        return any(tensor.name == name for tensor in operation.reads)
-
     def _last(self, name: str, writers: bool) -> list[int]:
         """Positions of the last writer, or of the readers since then, as seen from the operation at hand.
 
@@ -197,13 +203,11 @@ class Program:
         """
         here = self.position
         repeat = self._here.repeat
-        earlier = [at for at in range(here) if self._touches(at, name, writers)]
-        same_body = [at for at in earlier if repeat is not None and self.order[at].repeat is repeat]
-        later = [
-            at
-            for at in range(here, len(self.order))
-            if repeat is not None and self.order[at].repeat is repeat and self._touches(at, name, writers)
-        ]
+        touching = (self._writers if writers else self._readers).get(name, [])
+        cut = bisect_left(touching, here)
+        earlier = touching[:cut]
+        same_body = repeat is not None and any(self.order[at].repeat is repeat for at in earlier)
+        later = [at for at in touching[cut:] if repeat is not None and self.order[at].repeat is repeat]
         if writers:
             return (earlier[-1:] + later[-1:]) if not same_body else earlier[-1:]
         return earlier + later

@@ -18,7 +18,7 @@ def lower_send(program: Program, operation: Send) -> None:
     """One transfer over the link or network of the axis; of an activation in HBM it is read there meanwhile."""
     cls, name, source, axis = program.cls, operation.name, operation.source, operation.axis
     network = program.options.network(axis)
-    wire = ici(axis, "+") if network == "ici" else port(network)
+    wire = ici(axis, "+" if operation.step > 0 else "-") if network == "ici" else port(network)
     size, elements = _local_bytes(program, source), _elements(program, source)
     whole = (slice(0, elements),)
     cls.unit(wire.out, kind=wire.kind)
@@ -29,7 +29,7 @@ def lower_send(program: Program, operation: Send) -> None:
         moves=source.name,
         after=program.after(source),
         reads=[TensorAccess(source.name, lambda i, c: whole, view=(elements,))],
-        writes=[TensorAccess(operation.to, lambda i, c: whole, on={axis: 1}, view=(elements,))],
+        writes=[TensorAccess(operation.to, lambda i, c: whole, on={axis: operation.step}, view=(elements,))],
         function=_same,
     )
     after: list[Reference] = [Ref(f"{name}.transfer")]
@@ -53,7 +53,7 @@ def lower_send(program: Program, operation: Send) -> None:
 def lower_receive(program: Program, operation: Receive) -> None:
     """Wait for what comes from the stage before; where it goes to HBM, it is written there meanwhile."""
     cls, name, out = program.cls, operation.name, operation.out
-    back = {operation.axis: -1}
+    back = {operation.axis: -operation.step}
     after: list[Reference] = [Ref(f"{operation.sent}.transfer", on=back)]
     if not program.is_resident(out):
         cls.unit("hbm")

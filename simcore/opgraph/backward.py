@@ -15,6 +15,7 @@ Source of recomputing: Chen et al. 2016; of the rules of matmuls: How To Scale Y
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -52,7 +53,9 @@ class Backward:
     gradient_dtype: str = "bf16"
     label: str = "d"
     gradients: dict[str, ShardedTensor] = field(default_factory=dict)
-    """weight -> its gradient, laid out as the weight"""
+    """weight -> its gradient, laid out as the weight; those of another microbatch are added to"""
+    later: frozenset[str] = frozenset()
+    """mesh axes over which gradients are added up once, by `add_up`, and not for each microbatch"""
     _back: dict[str, list[ShardedTensor]] = field(default_factory=dict)
     """tensor of the forward pass -> what goes back to it, to be added up"""
     _carried: set[str] = field(default_factory=set)
@@ -64,17 +67,23 @@ class Backward:
     _operations: list[Operation] = field(default_factory=list)
     _first_use: dict[str, int] = field(default_factory=dict)
 
-    def run(self, start: ShardedTensor, back: ShardedTensor, carried: str) -> dict[str, ShardedTensor]:
-        """Derive everything before ``start``, to which ``back`` goes back; returns the weights' gradients.
+    def run(
+        self, start: ShardedTensor, back: ShardedTensor, carried: str, nodes: Sequence[Operation | Repeat] | None = None
+    ) -> dict[str, ShardedTensor]:
+        """Derive everything up to ``start``, to which ``back`` goes back; returns the weights' gradients.
 
-        ``carried`` is the tensor that the repeats carry. Raises `GraphError` for an operation without a rule.
+        ``carried`` is the tensor that the repeats carry. ``nodes`` are the forward pass, if not all of the graph up to
+        what makes ``start``. Raises `GraphError` for an operation without a rule.
         """
-        nodes = list(self.g.body)
-        ends = [at for at, node in enumerate(nodes) if not isinstance(node, Repeat) and start.name in _names(node)]
-        if not ends:
-            raise GraphError(f"nothing makes {start}, from which the backward pass would start")
+        if nodes is None:
+            ends = [
+                at for at, node in enumerate(self.g.body) if not isinstance(node, Repeat) and start.name in _names(node)
+            ]
+            if not ends:
+                raise GraphError(f"nothing makes {start}, from which the backward pass would start")
+            nodes = self.g.body[: ends[0] + 1]
         self._back[start.name] = [back]
-        groups = _groups(nodes[: ends[0] + 1])
+        groups = _groups(list(nodes))
         outside = [node for group in groups if not isinstance(group, Repeat) for node in group]
         uses: dict[str, int] = {}
         for number, node in enumerate(outside):
@@ -88,6 +97,25 @@ class Backward:
                 self._walk(group, {name: at - offset for name, at in uses.items()})
         for name in [name for name in self._back if self.g.tensors[name].role == "weight"]:
             self._finish(name)
+        return self.gradients
+
+    def add_up(self) -> dict[str, ShardedTensor]:
+        """Add the gradients up over the axes for which that was ``later``; returns them."""
+        stacks: dict[str, list[str]] = {}
+        for name, gradient in self.gradients.items():
+            if gradient.layout.partial:
+                stacks.setdefault(self.g.tensors[name].repeat, []).append(name)
+        like = {node.stack: node for node in reversed(self.g.body) if isinstance(node, Repeat)}
+        for stack, names in stacks.items():
+            repeat = like.get(stack)
+            around = nullcontext() if repeat is None else self.g.repeat(
+                f"{stack} sums", repeat.count, first_layer=repeat.first_layer, layers=repeat.layers, stack=stack,
+                backwards=True,
+            )  # fmt: skip
+            with around:
+                for name in names:
+                    gradient = self.gradients[name]
+                    self.gradients[name] = reshard(self.g, gradient, self._complete_layout(gradient))
         return self.gradients
 
     def to(self, tensor: ShardedTensor) -> ShardedTensor:
@@ -187,8 +215,14 @@ class Backward:
 
     def _finish(self, weight: str) -> None:
         """Add up a weight's gradient over chips, where the weight has it."""
-        tensor = self.g.tensors[weight]
-        self.gradients[weight] = self._sum(weight, self._complete_layout(tensor))
+        tensor, parts = self.g.tensors[weight], self._back[weight]
+        later = [axis for part in parts for axis in part.layout.partial if axis in self.later]
+        layout = self._complete_layout(tensor).with_partial(dict.fromkeys(later))
+        made, known = self._sum(weight, layout), self.gradients.get(weight)
+        if known is None:
+            self.gradients[weight] = made
+        else:
+            self.g.add(self._named(f"{known.name}_sum"), known, made, into=known)
 
     def _named(self, base: str) -> str:
         name, number = base, 1

@@ -503,16 +503,18 @@ class OpGraph:
         self._collective(kind, tensor, out, axes, dim, to_dim)
         return out
 
-    def send(self, name: str, source: ShardedTensor, axis: str, to: str) -> None:
-        """Send ``source`` to the next stage along ``axis``, where it is received as the tensor ``to``."""
+    def send(self, name: str, source: ShardedTensor, axis: str, to: str, *, step: int = 1) -> None:
+        """Send ``source`` to the next stage along ``axis`` (``step`` -1: to the one before), into its tensor ``to``."""
         rules.nonlinear(source.layout, name)
-        self._append(Send(name, source, axis, to))
+        self._append(Send(name, source, axis, to, step))
 
-    def receive(self, spec: str, *, sent: str, axis: str, rows: int = 2, dtype: str = "") -> ShardedTensor:
-        """What the stage before sends by its operation ``sent``, as ``"x[B, T, D]"``."""
+    def receive(
+        self, spec: str, *, sent: str, axis: str, rows: int = 2, dtype: str = "", step: int = 1
+    ) -> ShardedTensor:
+        """What the stage before (``step`` -1: after) sends by its operation ``sent``, as ``"x[B, T, D]"``."""
         layout = parse_tensor(spec)
         out = self._keep(ShardedTensor(layout, dtype or self.dtype, "activation", "", rows))
-        self._append(Receive(f"{out.name}_received", out, axis, sent))
+        self._append(Receive(f"{out.name}_received", out, axis, sent, step))
         return out
 
     def _collective(

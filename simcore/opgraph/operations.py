@@ -277,12 +277,13 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """``source`` goes to the next stage along ``axis``, into its tensor ``to``."""
+    """``source`` goes to the stage ``step`` further along ``axis``, into its tensor ``to``."""
 
     name: str
     source: ShardedTensor
     axis: str
     to: str
+    step: int = 1
 
     @property
     def reads(self) -> tuple[ShardedTensor, ...]:
@@ -295,12 +296,13 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """``out`` is what the stage before along ``axis`` sends by its operation ``sent``."""
+    """``out`` is what the stage ``step`` before along ``axis`` sends by its operation ``sent``."""
 
     name: str
     out: ShardedTensor
     axis: str
     sent: str
+    step: int = 1
 
     @property
     def reads(self) -> tuple[ShardedTensor, ...]:
