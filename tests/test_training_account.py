@@ -90,3 +90,11 @@ def test_rates_of_a_step():
     result = run_scenario("training_step", parameters=parameters).to_json()
     assert 0 < result["mfu"] < result["hfu"] < 1
     assert result["tokens_per_s"] == pytest.approx(4 * 128 / result["time_s"])
+
+
+def test_layers_come_back_from_the_last_to_the_first():
+    ops = training_step(CONFIG, batch=BATCH, context=CONTEXT)
+    t = timeline_of(ops)
+    mine = np.flatnonzero((t.operation == t.operation_names.index("d_w_q")) & (t.flops > 0))
+    layers = t.layer[mine[np.argsort(t.start_ps[mine], kind="stable")]]
+    assert list(dict.fromkeys(layers.tolist())) == [2, 1, 0]

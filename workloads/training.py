@@ -196,7 +196,7 @@ class _Stage:
         dtype = self.options.gradient_dtype or self.step.activations(self.part)
         later = frozenset(axis for axis in g.mesh.names if axis not in self.step.placed.of("fsdp"))
         backward = Backward(
-            g, keeper(nodes, self.options.remat), gradient_dtype=dtype, gradients=self.gradients,
+            g, keeper(nodes, self.options.remat), gradient_dtype=dtype, gradients=self.gradients, piece=piece,
             later=later if self.parts > 1 else frozenset(),
         )  # fmt: skip
         backward.run(start, back, x.name, nodes)

@@ -36,7 +36,7 @@ def _layer_of(task: Task) -> IntArray:
         if loop.name == "layer" or loop.layers:
             inner = math.prod(task.counts[position + 1 :])
             outer = math.prod(task.counts[:position])
-            numbers = max(task.layer, 0) + max(loop.layers, 1) * np.arange(loop.count, dtype=np.int64)
+            numbers = max(task.layer, 0) + (loop.layers or 1) * np.arange(loop.count, dtype=np.int64)
             return np.tile(np.repeat(numbers, inner), outer)
     return np.full(math.prod(task.counts), task.layer, dtype=np.int64)
 

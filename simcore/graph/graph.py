@@ -106,7 +106,8 @@ class Take:
 class Loop:
     """A repetition of ``count`` times; its name is unique within the class.
 
-    ``layers`` is how many layers of a model one iteration goes through, 0 where the loop is over something else.
+    ``layers`` is how many layers of a model one iteration goes through, negative where from the last to the first; 0
+    where the loop is over something else.
     """
 
     name: str

@@ -99,7 +99,8 @@ def _lower_into(tasks: TaskGraph, cls: EntityClass, ops: OpGraph, chip: Chip, op
     position = 0
     for node in ops.body:
         if isinstance(node, Repeat):
-            with cls.loop(node.name, node.count, layers=node.layers if node.first_layer >= 0 else 0):
+            layers = node.layers if node.first_layer >= 0 else 0
+            with cls.loop(node.name, node.count, layers=-layers if node.backwards else layers):
                 for operation in node.body:
                     program.position = position
                     _lower_one(program, operation)
@@ -116,6 +117,8 @@ def _lower_one(program: Program, operation: Operation) -> None:
     layer = -1
     if repeat is not None and repeat.first_layer >= 0:
         layer = repeat.first_layer + program.ops.layer_in_body[operation.name]
+        if repeat.backwards:
+            layer += (repeat.count - 1) * repeat.layers
     with program.cls.operation(operation.name, layer):
         match operation:
             case Einsum():

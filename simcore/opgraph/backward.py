@@ -54,6 +54,8 @@ class Backward:
     label: str = "d"
     gradients: dict[str, ShardedTensor] = field(default_factory=dict)
     """weight -> its gradient, laid out as the weight; those of another microbatch are added to"""
+    piece: str = ""
+    """ends the names of what is made: the microbatch, where there are several"""
     later: frozenset[str] = frozenset()
     """mesh axes over which gradients are added up once, by `add_up`, and not for each microbatch"""
     _back: dict[str, list[ShardedTensor]] = field(default_factory=dict)
@@ -222,13 +224,15 @@ class Backward:
         if known is None:
             self.gradients[weight] = made
         else:
-            self.g.add(self._named(f"{known.name}_sum"), known, made, into=known)
+            self.g.add(self._named(f"{self.label}_{weight}_sum"), known, made, into=known)
 
     def _named(self, base: str) -> str:
-        name, number = base, 1
+        end = f"_{self.piece}" if self.piece else ""
+        base = base.replace(end, "") if end else base
+        name, number = f"{base}{end}", 1
         while name in self.g.tensors or name in self.g._names:
             number += 1
-            name = f"{base}{number}"
+            name = f"{base}{number}{end}"
         return name
 
     # -- what the rules read of the forward pass --------------------------------------------------------------
@@ -343,9 +347,9 @@ class Backward:
         q, k, v = (self._need(tensor, at) for tensor in (operation.q, operation.k, operation.v))
         given, log = (self._need(tensor, at + 1) for tensor in (operation.out, operation.log))
         name = self._named(f"{self.label}_{operation.name}")
-        heads = operation.q.layout.dims[-2]
+        heads, width = operation.q.layout.dims[-2], given_width(self.g, given)
         stats = self.g.elementwise(
-            f"{name}_stats", [back, given, log], _with_logarithms, operations_per_element=given_width(self.g, given),
+            self._named(f"{name}_stats"), [back, given, log], _with_logarithms, operations_per_element=width,
             features=f"{heads}, {STATS}", dtype="fp32",
         )  # fmt: skip
         made = attention_gradient(self.g, name, operation, q=q, k=k, v=v, stats=stats, back=back)
