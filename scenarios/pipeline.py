@@ -25,7 +25,7 @@ from workloads.catalogue import load_model
 from workloads.plan import Plan
 from workloads.schedules import SCHEDULES
 
-EXAMPLE = "--plan pipeline=2 --microbatches 4 --batch 4 --context 128 --plot pipeline.png"
+EXAMPLE = "--model tiny --plan pipeline=2 --microbatches 4 --batch 4 --context 128 --plot pipeline.png"
 DEFAULT_CHIP = "v5p"
 
 

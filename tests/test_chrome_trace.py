@@ -27,6 +27,8 @@ SMALL = {
     "roofline": {"m": 256, "k": 256, "n": 256},
     "tile_reuse": {},
     "training_step": {"model": "tiny", "context": 64, "batch": 4, "plan": "fsdp=2"},
+    "remat": {"model": "tiny", "context": 64, "batch": 4, "plan": "fsdp=2"},
+    "pipeline": {"model": "tiny", "context": 64, "batch": 4, "plan": "pipeline=2", "microbatches": 4},
 }
 
 

@@ -23,6 +23,8 @@ SMALL = {
     "decode_step": {"model": "tiny", "context": 128, "ring": 2},
     "prefill": {"model": "tiny", "context": 128},
     "training_step": {"model": "tiny", "context": 128, "batch": 4, "plan": "fsdp=2"},
+    "remat": {"model": "tiny", "context": 64, "batch": 4, "plan": "fsdp=2"},
+    "pipeline": {"model": "tiny", "context": 64, "batch": 4, "plan": "pipeline=2", "microbatches": 4},
 }
 
 
