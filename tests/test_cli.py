@@ -136,7 +136,7 @@ def test_a_script_of_ones_own_is_a_scenario(capsys, tmp_path):
     assert as_json(capsys, script, "--n", 256)["flops"] == 2 * 256**3
 
 
-OWN = """
+OWN = """'A scenario of one number.'
 from dataclasses import dataclass
 from simcore.graph import Fixed, TaskGraph
 from simcore.scenario import Simulation, param, run_script

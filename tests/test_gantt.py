@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from itertools import pairwise
 
 import matplotlib.image
 import numpy as np
@@ -120,7 +121,7 @@ def test_layers_that_do_not_all_fit_are_labelled_in_fives_or_tens(count, width, 
     assert written == shown if len(shown) > 4 or count == 3 else [*written[:3], written[-1]] == shown
     # None is over its neighbour.
     ends = [(sum(edges[at]) / 2, (len(label) + 1) / 2) for at, label in enumerate(found) if label]
-    assert all(one + half <= other - more for (one, half), (other, more) in zip(ends, ends[1:], strict=False))
+    assert all(one + half <= other - more for (one, half), (other, more) in pairwise(ends))
 
 
 def test_a_layer_that_is_cut_off_does_not_change_the_others():
@@ -135,8 +136,9 @@ def test_eighty_layers_are_labelled_up_to_the_last_ones(tmp_path):
     band, group = gantt.Band, groups_of(result.timeline)[0][0]
     step = result.timeline.makespan_ps // 80
     bands = [band(f"layer {number}", number * step, (number + 1) * step) for number in range(80)]
-    picture = gantt._Picture(result, [dataclasses.replace(group, bands=bands)], scale_of(result.timeline, GanttOptions()),
-                             GanttOptions())  # fmt: skip
+    options = GanttOptions()
+    scale = scale_of(result.timeline, options)
+    picture = gantt._Picture(result, [dataclasses.replace(group, bands=bands)], scale, options)
     found = [text.get_text() for text in picture.draw("").axes[0].texts]
     assert {"0", "5", "75"} <= set(found)
 

@@ -317,7 +317,7 @@ def test_two_runs_are_compared_on_one_axis(browser: Any, tmp_path: Path) -> None
     text = opened.page.inner_text("body")
     assert "where the time goes" in text
     assert "waiting for HBM" in text
-    assert "double_buffering on v5e, calibrated model (load=400us" in re.sub(r"\s+", " ", text)
+    assert "double_buffering on v5e, calibrated model (tiles=4, load=400us" in re.sub(r"\s+", " ", text)
     assert opened.of("data.end") == pytest.approx(page_data([("", runs[0])]).end)
 
 

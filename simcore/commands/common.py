@@ -48,7 +48,9 @@ def split_scenario(
         word = arguments[index]
         if not word.startswith("-"):
             rest = [*arguments[:index], *arguments[index + 1 :]]
-            return load_scenario(word), word, rest
+            scenario = load_scenario(word)
+            _without_collisions(scenario, parser, word)
+            return scenario, word, rest
         if word in ("-h", "--help"):
             return None, "", list(arguments)
         action = parser._option_string_actions.get(word.partition("=")[0])
@@ -57,6 +59,26 @@ def split_scenario(
         index += 1 if "=" in word or action.nargs == 0 else 2
     known = ", ".join(scenario_names()) or "none"
     raise ScenarioError(f"name a scenario, or the path of a script; known: {known} ({prog} --help)")
+
+
+def _without_collisions(scenario: Scenario, parser: CommandParser, word: str) -> None:
+    """Raise `ScenarioError` for a parameter that has all the names of one of the command's own flags."""
+    given = {option for flag in scenario.flags for option in options_of(flag)}
+    for option in sorted(given):
+        own = parser._option_string_actions.get(option)
+        if own is not None and given.issuperset(own.option_strings):
+            raise ScenarioError(f"scenario {word}: its parameter {option} is a flag of {parser.prog}; rename it")
+
+
+def options_of(flag: Flag) -> tuple[str, ...]:
+    """What a parameter is called on the command line."""
+    return (flag.option, f"--no-{flag.option.removeprefix('--')}") if flag.is_switch else (flag.option,)
+
+
+def free_names(names: Sequence[str], scenario: Scenario | None) -> list[str]:
+    """Those of the names of a flag that no parameter of the scenario has."""
+    taken = {option for flag in scenario.flags for option in options_of(flag)} if scenario is not None else set()
+    return [name for name in names if name not in taken]
 
 
 def add_scenario_flags(parser: CommandParser, scenario: Scenario, *, required: bool = True) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from simcore.chips import Chip, load_chip
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str], prog: str) -> int:
         raise ScenarioError("say what differs: --a PARAM=VALUE and --b PARAM=VALUE, or --measured FILE")
     from simcore.comparison import compare
 
+    for flag, changes in (("--a", parsed.a), ("--b", parsed.b)):
+        _once(flag, changes)
     runs = [_run(scenario, base, flag, changes) for flag, changes in (("--a", parsed.a), ("--b", parsed.b))]
     labels = [", ".join(changes) or "as it is" for changes in (parsed.a, parsed.b)]
     found = compare(runs[0], runs[1], *labels)
@@ -61,15 +64,30 @@ def main(arguments: Sequence[str], prog: str) -> int:
     return 0
 
 
+def _once(flag: str, changes: Sequence[str]) -> None:
+    """Raise `ScenarioError` where one run is to have two values of the same thing."""
+    names = [change.partition("=")[0].strip().replace("-", "_") for change in changes]
+    for name in names:
+        if names.count(name) > 1:
+            raise ScenarioError(f"{flag} {name} is given twice")
+
+
 def _measured(scenario: Scenario, base: dict[str, Any], parsed: Any) -> int:
     from simcore.measured import against_measured, read_measured
 
+    if not parsed.measured or Path(parsed.measured).is_dir():
+        what = "is a folder" if parsed.measured else "no name"
+        raise ScenarioError(
+            f"--measured {parsed.measured or repr(parsed.measured)}: {what}; name a file (.csv, .json.gz)"
+        )
     measured = read_measured(parsed.measured)
     aliases = {}
     for item in parsed.alias:
         ours, equals, theirs = item.partition("=")
         if not (ours and equals and theirs):
             raise ScenarioError(f"--alias {item}: must be SIMULATED=MEASURED, such as gate=fusion.3")
+        if ours in aliases:
+            raise ScenarioError(f"--alias {ours} is given twice")
         aliases[ours] = theirs
     found = against_measured(run_scenario(scenario, **base), measured, aliases)
     print(json_text(found.to_json()) if parsed.json else found.report())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,9 @@ from simcore.errors import OutputError
 
 PICTURES = (".png", ".svg", ".pdf")
 TABLES = (".csv", ".parquet")
-TRACES = (".json", ".gz")
+LONGEST_NAME = 240
+"""Bytes; most file systems take 255, and while a file is written its name is a little longer."""
+TRACES = (".json", ".json.gz")
 
 
 def output_path(flag: str, text: str | None, suffixes: Sequence[str]) -> Path | None:
@@ -28,12 +31,21 @@ def output_path(flag: str, text: str | None, suffixes: Sequence[str]) -> Path | 
         return None
     path = Path(text)
     known = ", ".join(suffixes)
-    if not text or path.is_dir():
+    if "\0" in text or len(os.fsencode(path.name)) > LONGEST_NAME:
+        what = "a name of a file has no zero byte" if "\0" in text else "the name is too long for a file"
+        raise OutputError(f"{flag} {_short(text)}: {what}")
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:
+        raise OutputError(f"{flag} {_short(text)}: cannot write there: {error.strerror}") from None
+    if not text or is_folder:
         raise OutputError(
             f"{flag} {text or repr(text)}: {'it is a folder' if text else 'no name'}; name a file ({known})"
         )
-    if path.suffix.lower() not in suffixes:
-        raise OutputError(f"{flag} {text}: the suffix chooses the format; it must be one of {known}")
+    if not path.name.lower().endswith(tuple(suffixes)) or path.name.lower() in suffixes:
+        raise OutputError(
+            f"{flag} {text}: the suffix chooses the format; it must be {'one of ' * (len(suffixes) > 1)}{known}"
+        )
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
@@ -42,6 +54,11 @@ def output_path(flag: str, text: str | None, suffixes: Sequence[str]) -> Path | 
     except OSError as error:
         raise OutputError(f"{flag} {text}: cannot write there: {error.strerror}") from None
     return path
+
+
+def _short(text: str) -> str:
+    shown = text.replace("\0", "\\0")
+    return shown if len(shown) <= 60 else f"{shown[:30]}...{shown[-20:]}"
 
 
 def distinct(outputs: Mapping[str, Path | None]) -> None:

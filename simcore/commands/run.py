@@ -33,7 +33,7 @@ def main(arguments: Sequence[str], prog: str) -> int:
     gantt = output_path("--gantt", parsed.gantt, PICTURES)
     table = output_path("--table", parsed.table, TABLES)
     plot = output_path("--plot", getattr(parsed, "plot", None), PICTURES)
-    options = _gantt_options(parsed, gantt)
+    options = _gantt_options(parsed, gantt, scenario)
     roofline = output_path("--roofline", parsed.roofline, PICTURES)
     trace = output_path("--trace", parsed.trace, TRACES)
     html = output_path("--html", parsed.html, (".html",))
@@ -122,9 +122,7 @@ def _parser(prog: str, scenario: Scenario | None) -> CommandParser:
         ("layers", "A:B", "draw only layers A to B, e.g. 3:5"),
         ("chips", "N,N", "draw only these chips, e.g. 0,1"),
     ):
-        names = [f"--{word}", f"--gantt-{word}"]
-        if scenario is not None and any(flag.option == names[0] for flag in scenario.flags):
-            del names[0]  # a parameter of the scenario has it
+        names = common.free_names((f"--{word}", f"--gantt-{word}"), scenario)
         group.add_argument(*names, dest=f"gantt_{word}", metavar=metavar, action=Once, help=text)
     group.add_argument("--memory", action="store_true", help="draw what memories hold, below the timeline")
     group.add_argument("--html", metavar="FILE", action=Once, help="a page to zoom, hover and search: .html")
@@ -156,27 +154,35 @@ def _window(text: str | None, gantt: Path | None) -> tuple[float, float] | None:
         raise ScenarioError(f"--zoom {text}: must be two times such as 10us:25us ({error})") from None
     if not colon or not 0 <= window[0] < window[1]:
         raise ScenarioError(f"--zoom {text}: must go from an earlier time to a later one, such as 10us:25us")
+    if window[1] - window[0] < 1e-12:
+        raise ScenarioError(f"--zoom {text}: is shorter than a picosecond, which is what times are counted in")
     return window
 
 
-def _gantt_options(parsed: argparse.Namespace, gantt: Path | None) -> GanttOptions | None:
+def _gantt_options(parsed: argparse.Namespace, gantt: Path | None, scenario: Scenario) -> GanttOptions | None:
     """What of the timeline is to be drawn; None for all of it."""
     window = _window(parsed.zoom, gantt)
-    asked = {"--gantt-layers": parsed.gantt_layers, "--gantt-chips": parsed.gantt_chips, "--memory": parsed.memory}
-    for flag, value in asked.items():
-        if value and gantt is None:
+    of_layers, of_chips = parsed.gantt_layers, parsed.gantt_chips
+    layers_flag, chips_flag = (
+        common.free_names((f"--{word}", f"--gantt-{word}"), scenario)[0] for word in ("layers", "chips")
+    )
+    asked = {layers_flag: of_layers is not None, chips_flag: of_chips is not None, "--memory": parsed.memory}
+    for flag, given in asked.items():
+        if given and gantt is None:
             raise ScenarioError(f"{flag}: needs --gantt FILE, whose picture it is about")
-    if not (window or parsed.gantt_layers or parsed.gantt_chips or parsed.memory):
+    if window is None and not any(asked.values()):
         return None
     from simcore.views.gantt_scale import GanttOptions
 
-    layers = _numbers("--gantt-layers", parsed.gantt_layers, ":", "3:5") if parsed.gantt_layers else ()
+    layers = _numbers(layers_flag, of_layers, ":", "3:5") if of_layers is not None else ()
+    if layers and window is not None:
+        raise ScenarioError(f"--zoom and {layers_flag}: both say what part of the time is drawn; leave one out")
     if layers and (len(layers) > 2 or layers[0] > layers[-1]):
-        raise ScenarioError(f"--gantt-layers {parsed.gantt_layers}: must be a first and a last layer, such as 3:5")
+        raise ScenarioError(f"{layers_flag} {of_layers}: must be a first and a last layer, such as 3:5")
     return GanttOptions(
         window_s=window,
         layers=(layers[0], layers[-1]) if layers else None,
-        chips=_numbers("--gantt-chips", parsed.gantt_chips, ",", "0,1") if parsed.gantt_chips else (),
+        chips=_numbers(chips_flag, of_chips, ",", "0,1") if of_chips is not None else (),
         memory=parsed.memory,
     )
 
@@ -185,7 +191,7 @@ def _numbers(flag: str, text: str, between: str, example: str) -> tuple[int, ...
     try:
         found = tuple(int(part) for part in text.split(between))
     except ValueError:
-        raise ScenarioError(f"{flag} {text}: must be whole numbers, such as {example}") from None
+        raise ScenarioError(f"{flag} {text or repr(text)}: must be whole numbers, such as {example}") from None
     if min(found) < 0:
         raise ScenarioError(f"{flag} {text}: numbers are 0 or more, such as {example}")
     return found

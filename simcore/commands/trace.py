@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
 import tempfile
 import threading
+import zlib
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from simcore.commands import common
-from simcore.commands.outputs import note, output_path
+from simcore.commands.outputs import TRACES, note, output_path
 from simcore.commands.parser import CommandParser, Once
 from simcore.errors import OutputError, ScenarioError
 from simcore.quantities import parse_count
 from simcore.scenario import Scenario, run_scenario, scenario_names
 
 PERFETTO = "https://ui.perfetto.dev"
-SUFFIXES = (".json", ".gz")
 PORT = 9001
 """The port that Perfetto's page may fetch from."""
 
@@ -29,13 +30,14 @@ def main(arguments: Sequence[str], prog: str) -> int:
         parsed = _parser(prog, None).parse_all(rest)
         if not parsed.open:
             raise ScenarioError(f"{given} is a trace already: --open serves it to Perfetto")
+        _check_trace(Path(given))
         return _serve(Path(given), _port(parsed.port))
     scenario, word, rest = common.split_scenario(arguments, _parser(prog, None), prog)
     if scenario is None:
         _parser(prog, None).parse_all(rest)
         raise AssertionError("the help leaves by HelpShown")
     parsed = _parser(f"{prog} {word}", scenario).parse_all(rest)
-    path = output_path("-o", parsed.output, SUFFIXES)
+    path = output_path("-o", parsed.output, TRACES)
     if path is None and not parsed.open:
         raise ScenarioError("say where to write it, -o FILE.json.gz, or --open to serve it to Perfetto")
     port = _port(parsed.port)
@@ -57,6 +59,17 @@ def main(arguments: Sequence[str], prog: str) -> int:
         made = Path(folder) / f"{scenario.name}.json.gz"
         write_trace(result, made)
         return _serve(made, port)
+
+
+def _check_trace(path: Path) -> None:
+    """Raise `ScenarioError` for a file that does not begin as JSON does: Perfetto's page would say nothing useful."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            begin = file.read(1024).lstrip()
+    except (OSError, EOFError, zlib.error) as error:
+        raise ScenarioError(f"{path} is no trace: {error}") from None
+    if begin[:1] not in (b"{", b"["):
+        raise ScenarioError(f"{path} is no trace: it does not hold JSON")
 
 
 def _port(text: str) -> int:

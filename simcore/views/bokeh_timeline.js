@@ -1,18 +1,19 @@
 // What the timeline page does: lays out lanes, gives Bokeh the bars that are in view, and answers clicks and searches.
 //
 // Bokeh draws, zooms, pans and hovers. Of the bars, which lie here as columns, it is given those in view; bars of one
-// kind next to each other and narrower than half a pixel are one bar to it. `y` is pixels from the top of the frame.
+// kind next to each other and narrower than a pixel are one bar to it. `y` is pixels from the top of the frame.
 
 const HOW = ["nothing", "dependency", "queue", "unit", "buffer"]
 const TASK = 0, WAIT = 1, BUFFER = 2
 const NOT_DRAWN = -2
 const HEADER = 28, BAND = 20, GAP = 6
-const NARROW = 0.5, LEAST = 0.7, OUTLINED = 4
+const NARROW = 1, LEAST = 0.7, OUTLINED = 4, HATCHED = 5
 const MOST_TEXTS = 1500, MOST_OUTLINES = 6000, MOST_ARROWS = 200, MOST_STEPS = 200
 const MOST_POINTS = 1200
 const DIMMED = 0.12, LIGHTEST = 0.4
 const CHARACTER = 6.1
 const SETTLED_MS = 90
+const BAND_STEPS = [5, 10, 20, 50, 100, 200, 500, 1000]
 
 function scaled(value, steps) {
   for (const [factor, unit] of steps)
@@ -25,6 +26,56 @@ const seconds = (ps) => ps === 0 ? "0 s" : scaled(ps / 1e12, [[1, "s"], [1e-3, "
 const instant = (value, unit) => value === 0 ? "0 s" : `${Number(value.toPrecision(8))} ${unit}`
 const amount = (count, unit) => scaled(count, [[1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]].map(([f, p]) => [f, p + unit]))
 
+// What to write in bands with these labels and edges in pixels: as `band_labels` in gantt_lanes.py. Numbered bands are
+// all written alike: whole, or as numbers; where not every number fits, every fifth, or every tenth, and so on.
+function band_labels(labels, edges) {
+  const room = (text) => text.length * CHARACTER + 6
+  const fits = (text, at) => room(text) <= edges[at][1] - edges[at][0]
+  const numbers = labels.map((label) => /^(?:layer |m)(\d+)$/.exec(label)?.[1] ?? "")
+  if (!numbers.every((number) => number)) return labels.map((label, at) => fits(label, at) ? label : "")
+  const inner = labels.map((_, at) => at).filter((at) => labels.length <= 2 || (at > 0 && at < labels.length - 1))
+  for (const texts of [labels, numbers])
+    if (inner.every((at) => fits(texts[at], at))) return texts.map((text, at) => fits(text, at) ? text : "")
+  for (const step of BAND_STEPS) {
+    const texts = numbers.map((number) => Number(number) % step === 0 ? number : "")
+    const shown = texts.map((_, at) => at).filter((at) => texts[at])
+    const middle = (at) => (edges[at][0] + edges[at][1]) / 2
+    const apart = (one, other) => middle(one) + room(texts[one]) / 2 <= middle(other) - room(texts[other]) / 2
+    if (shown.every((at, place) => place === 0 || apart(shown[place - 1], at))) return texts
+  }
+  return labels.map(() => "")
+}
+
+// Bars of one style for Bokeh, in columns that grow and are used again for the next frame.
+class Part {
+  constructor() {
+    this.count = 0
+    this.room = 0
+    this.store = []
+  }
+
+  add(left, right, top, bottom, alpha, bar) {
+    if (this.count === this.room) this.grow()
+    const [lefts, rights, tops, bottoms, alphas, bars] = this.store, at = this.count++
+    lefts[at] = left, rights[at] = right, tops[at] = top, bottoms[at] = bottom, alphas[at] = alpha, bars[at] = bar
+  }
+
+  grow() {
+    this.room = Math.max(256, 2 * this.room)
+    this.store = [Float64Array, Float64Array, Float64Array, Float64Array, Float64Array, Int32Array].map((Kind, number) => {
+      const more = new Kind(this.room)
+      if (this.store[number]) more.set(this.store[number])
+      return more
+    })
+  }
+
+  columns() {
+    if (!this.room) this.grow()
+    const [left, right, top, bottom, alpha, bar] = this.store.map((column) => column.slice(0, this.count))
+    return {left, right, top, bottom, alpha, bar, card: bar}
+  }
+}
+
 class Timeline {
   constructor(models) {
     Object.assign(this, models)
@@ -32,7 +83,8 @@ class Timeline {
     this.bars = models.bars_source.data
     this.tasks = models.tasks_source.data
     this.hidden = new Set()
-    this.shown = []       // what Bokeh was given, columns for each hatch
+    this.parts = this.sources.map(() => new Part())
+    this.shown = []       // what Bokeh was given: columns for each style, without its hatch and with it
     this.joined = new Map()  // bar -> how many are drawn as one with it
     this.chosen = -1      // the bar that is selected
     this.chosen_row = -1  // and its task
@@ -151,9 +203,12 @@ class Timeline {
   moved() {
     if (this.waiting) return
     this.waiting = true
-    // Both ends of the range change in one go: draw once for both.
-    queueMicrotask(() => {
+    // Both ends of the range change in one go: draw once for both. And no more than once for what Bokeh draws.
+    const soon = this.drawn_for_frame ? requestAnimationFrame : queueMicrotask
+    soon(() => {
       this.waiting = false
+      this.drawn_for_frame = true
+      requestAnimationFrame(() => { this.drawn_for_frame = false })
       this.draw()
       clearTimeout(this.settling)
       this.settling = setTimeout(() => { this.detail(); this.mark() }, SETTLED_MS)
@@ -163,42 +218,47 @@ class Timeline {
   draw() {
     const {start, end, per_px} = this.view
     const {left, right} = this.bars
-    const {blocks, lanes, styles} = this.data
-    const narrow = NARROW * per_px, least = LEAST * per_px
-    const parts = this.hatches.map(() => ({left: [], right: [], top: [], bottom: [], colour: [], alpha: [], bar: []}))
+    const {lanes} = this.data
+    const narrow = NARROW * per_px
+    for (const part of this.parts) part.count = 0
     this.joined.clear()
-    this.blocks_in_view((lane_number, style_number, from, to) => {
-      const lane = lanes[lane_number], style = styles[style_number]
-      const hatched = parts[this.hatches.indexOf(style.hatch)], plain = parts[this.hatches.indexOf("")]
+    this.blocks_in_view((lane_number, style, from, to) => {
+      const lane = lanes[lane_number], plain = this.parts[this.plain[style]], hatched = this.parts[this.hatched[style]]
       const top = lane.top + 0.1 * lane.height, bottom = lane.top + 0.9 * lane.height
-      let last = -1, small = false, lit = false, busy = 0, part = hatched
+      // The bar that is being put together from those narrower than a pixel: where, of how many, and how long they are.
+      let first = -1, begin = 0, reached = 0, small = false, lit = false, busy = 0, count = 0
+      const put = () => {
+        const wide = reached - begin
+        let alpha = lit ? 1 : DIMMED
+        // As dense as what it stands for: half busy is half as dark. But a line of a pixel or two is hard to see as it is.
+        if (count > 1) {
+          this.joined.set(first, count)
+          if (wide >= 2 * per_px) alpha *= Math.max(LIGHTEST, Math.min(busy / wide, 1))
+        }
+        // A hatch takes long to draw, and is not seen in a narrow bar.
+        const part = lit && wide >= HATCHED * per_px ? hatched : plain
+        part.add(begin, Math.max(reached, begin + LEAST * per_px), top, bottom, alpha, first)
+      }
       for (let bar = this.first(from, to, start); bar < to && left[bar] < end; bar++) {
-        const tiny = right[bar] - left[bar] < narrow
+        const from_x = left[bar], to_x = right[bar]
+        const tiny = to_x - from_x < narrow
         const bright = this.bright(bar)
-        if (tiny && small && bright === lit && left[bar] - part.right[last] < narrow) {
-          part.right[last] = Math.max(right[bar], part.right[last])
-          this.joined.set(part.bar[last], (this.joined.get(part.bar[last]) ?? 1) + 1)
-          // As dense as what it stands for: half busy is half as dark.
-          busy += right[bar] - left[bar]
-          // But a line of a pixel or two is hard to see as it is.
-          const wide = part.right[last] - part.left[last]
-          const density = wide < 2 * per_px ? 1 : Math.max(LIGHTEST, Math.min(busy / wide, 1))
-          part.alpha[last] = (bright ? 1 : DIMMED) * density
+        if (first >= 0 && tiny && small && bright === lit && from_x - reached < narrow) {
+          reached = Math.max(to_x, reached)
+          busy += to_x - from_x
+          count++
           continue
         }
-        [part, small, lit, busy] = [bright ? hatched : plain, tiny, bright, right[bar] - left[bar]]
-        last = part.left.length
-        part.left.push(left[bar])
-        part.right.push(Math.max(right[bar], left[bar] + least))
-        part.top.push(top)
-        part.bottom.push(bottom)
-        part.colour.push(style.colour)
-        part.alpha.push(bright ? 1 : DIMMED)
-        part.bar.push(bar)
+        if (first >= 0) put()
+        first = bar, begin = from_x, reached = to_x, small = tiny, lit = bright, busy = to_x - from_x, count = 1
       }
+      if (first >= 0) put()
     })
-    parts.forEach((part, number) => { this.sources[number].data = {...part, card: part.bar} })
-    this.shown = parts
+    this.shown = this.parts.map((part) => part.columns())
+    this.shown.forEach((columns, number) => {
+      // Nothing before and nothing now: nothing to tell.
+      if (columns.bar.length || this.sources[number].data.bar.length) this.sources[number].data = columns
+    })
     for (const curve of this.curves) curve.drawn.data = this.curve_in_view(curve.whole.data)
   }
 
@@ -266,16 +326,26 @@ class Timeline {
     outlines.sort((one, other) => one.width - other.width)
     this.outlines_source.data = this.columns(outlines, ["left", "right", "top", "bottom", "colour", "width"])
     const bands = this.bands_source.data
+    const cut = (number) => [Math.max(bands.left[number], start), Math.min(bands.right[number], end)]
+    const of_group = new Map()
     for (let number = 0; number < bands.left.length; number++) {
-      const from_x = Math.max(bands.left[number], start), to_x = Math.min(bands.right[number], end)
-      const label = bands.label[number]
-      const text = this.fitting(label.startsWith("layer ") ? [label, label.slice(6)] : [label], (to_x - from_x) / per_px)
-      if (text) texts.push({
-        x: (from_x + to_x) / 2, y: (bands.top[number] + bands.bottom[number]) / 2, text,
-        colour: "#333333", behind: "#00000000", size: "11px",
+      const [from_x, to_x] = cut(number)
+      if (to_x > from_x) of_group.set(bands.top[number], [...(of_group.get(bands.top[number]) ?? []), number])
+    }
+    for (const numbers of of_group.values()) {
+      const labels = this.labels_of(numbers.map((number) => bands.label[number]), numbers.map((number) => cut(number).map((x) => x / per_px)))
+      numbers.forEach((number, at) => {
+        if (labels[at]) texts.push({
+          x: (cut(number)[0] + cut(number)[1]) / 2, y: (bands.top[number] + bands.bottom[number]) / 2, text: labels[at],
+          colour: "#333333", behind: "#00000000", size: "11px",
+        })
       })
     }
     this.texts_source.data = this.columns(texts, ["x", "y", "text", "colour", "behind", "size"])
+  }
+
+  labels_of(labels, edges) {
+    return band_labels(labels, edges)
   }
 
   fitting(texts, px) {

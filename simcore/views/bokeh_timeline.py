@@ -6,7 +6,7 @@ page does. Nothing is fetched from a network.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -17,8 +17,9 @@ from simcore.files import written_beside
 from simcore.quantities import format_bytes, format_seconds
 from simcore.views.bokeh_data import PageData, page_data
 from simcore.views.bokeh_memory import memory_figures
+from simcore.views.heading import under_title, under_titles
 from simcore.views.palette import Style
-from simcore.views.report import finding
+from simcore.views.report import CAUSES, RESOURCES, finding
 
 if TYPE_CHECKING:
     from simcore.comparison import Comparison, Difference
@@ -35,26 +36,21 @@ CARD = """<div style="max-width: 460px; font: 12px system-ui, sans-serif">
 
 def write_html(result: RunResult, path: str | Path) -> None:
     """Write a run's timeline as a page. Raises `OutputError`, also where Bokeh is not installed."""
-    chips = f"{result.chips} x " if result.chips > 1 else ""
-    model = "ideal" if result.ideal else "calibrated"
-    under = f"{result.scenario} on {chips}{result.chip.name}, {model} model"
-    given = ", ".join(f"{name}={value}" for name, value in result.parameters.items() if value is not None)
-    under += f" ({given})" if given else ""
-    _write([("", result)], path, heading=finding(result), under=under, name=result.scenario)
+    _write([("", result)], path, heading=finding(result), under=under_title(result), name=result.scenario)
 
 
 def write_compare_html(found: Comparison, path: str | Path) -> None:
     """Write both timelines of a comparison on one axis, and its tables. Raises `OutputError` as `write_html` does."""
     runs = [(found.label_a, found.a), (found.label_b, found.b)]
-    chips = [f"{result.chips} x {result.chip.name}" for _, result in runs]
-    under = " against ".join(f"{label} on {on}" for (label, _), on in zip(runs, chips, strict=True))
+    under = under_titles(runs)
+    waits = {"busy": "MXU or VPU busy", **CAUSES}
     tables = [
-        _table(title, rows, found, written)
-        for title, rows, written in (
-            ("where the time goes", found.waits(), format_seconds),
-            ("time by operation", found.operations(), format_seconds),
-            ("work of each resource", found.resources(), format_seconds),
-            ("bytes moved", found.bytes(), format_bytes),
+        _table(title, rows, found, written, names)
+        for title, rows, written, names in (
+            ("where the time goes", found.waits(), format_seconds, waits),
+            ("time by operation", found.operations(), format_seconds, {}),
+            ("work of each resource", found.resources(), format_seconds, RESOURCES),
+            ("bytes moved", found.bytes(), format_bytes, RESOURCES),
         )
         if rows
     ]
@@ -62,11 +58,13 @@ def write_compare_html(found: Comparison, path: str | Path) -> None:
     _write(runs, path, heading=heading, under=under, name=found.a.scenario, tables=tables)
 
 
-def _table(title: str, rows: list[Difference], found: Comparison, written: Any) -> dict[str, Any]:
+def _table(
+    title: str, rows: list[Difference], found: Comparison, written: Any, names: Mapping[str, str]
+) -> dict[str, Any]:
     cells = []
     for row in rows[:MOST_DIFFERENCES]:
         change = f"{'+' if row.change > 0 else '-'}{written(abs(row.change))}" if row.change else "same"
-        cells.append([row.name, written(row.a), written(row.b), change])
+        cells.append([names.get(row.name, row.name), written(row.a), written(row.b), change])
     if len(rows) > MOST_DIFFERENCES:
         cells.append([f"{len(rows) - MOST_DIFFERENCES} others", "", "", ""])
     return {"title": title, "head": ["", found.label_a, found.label_b, "change"], "rows": cells}
@@ -221,14 +219,17 @@ class _Page:
         bands = self._source(left=[], right=[], top=[], bottom=[], foot=[], colour=[], label=[])
         plot.quad("left", "right", "top", "bottom", source=bands, fill_color="colour", line_color=None)
         plot.segment("left", "top", "left", "foot", source=bands, line_color="#CCCCCC", line_width=0.8)
-        # A renderer for each hatch: one for all, with the hatch as a column, takes Bokeh time with the square of it.
-        hatches = list(dict.fromkeys(["", *(style.hatch[:1] for style in self.data.styles)]))
+        # A renderer for each style, and one more with its hatch: colours and hatches as columns take Bokeh long.
+        styles = self.data.styles
+        looks = [(style.colour, "") for style in styles]
+        looks += [(style.colour, style.hatch[:1]) for style in styles if style.hatch]
+        looks = list(dict.fromkeys(looks))
         sources, renderers = [], []
-        for hatch in hatches:
-            source = self._source(left=[], right=[], top=[], bottom=[], colour=[], alpha=[], bar=[], card=[])
+        for colour, hatch in looks:
+            source = self._source(left=[], right=[], top=[], bottom=[], alpha=[], bar=[], card=[])
             drawn = {"hatch_pattern": hatch, "hatch_color": "black", "hatch_alpha": 0.35, "hatch_scale": 8}
             renderers.append(
-                plot.quad("left", "right", "top", "bottom", source=source, fill_color="colour", fill_alpha="alpha",
+                plot.quad("left", "right", "top", "bottom", source=source, fill_color=colour, fill_alpha="alpha",
                           line_color=None, **(drawn if hatch else {}))
             )  # fmt: skip
             sources.append(source)
@@ -256,7 +257,8 @@ class _Page:
             )
         )
         self.models.update(
-            hatches=hatches,
+            plain=[looks.index((style.colour, "")) for style in styles],
+            hatched=[looks.index((style.colour, style.hatch[:1])) for style in styles],
             sources=sources,
             bands_source=bands,
             outlines_source=outlines,

@@ -6,19 +6,21 @@ a second or two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
-from matplotlib.collections import PolyCollection
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from simcore.files import written_beside
-from simcore.timeline import IntColumn
-from simcore.views.gantt_lanes import Band, Bars, BoolColumn, Group, Lane, groups_of
+from simcore.quantities import format_seconds
+from simcore.timeline import PS_PER_S, IntColumn
+from simcore.views.gantt_lanes import Band, Bars, BoolColumn, Group, Lane, band_labels, groups_of
 from simcore.views.gantt_scale import (
     LEFT_IN,
     STRIP_BINS,
@@ -29,6 +31,7 @@ from simcore.views.gantt_scale import (
     scale_of,
     unit_strips,
 )
+from simcore.views.heading import under_title
 from simcore.views.palette import BANDS, Style
 from simcore.views.report import finding
 
@@ -44,6 +47,10 @@ MOST_LABELS = 600
 CHARACTER_IN = 0.062
 HATCH_FROM_IN = 0.06
 OUTLINE_FROM_IN = 0.03
+LEAST_IN = 1 / DPI
+"""Bars are drawn at least a pixel wide: the renderer moves edges to whole pixels, and would lose one in two."""
+LIGHTEST = 0.4
+"""Merged bars are as light as the share of their stretch that they take, but not lighter than this."""
 
 
 def draw_gantt(result: RunResult, path: str | Path, options: GanttOptions | None = None) -> None:
@@ -120,12 +127,7 @@ class _Picture:
 
     def _title(self, figure: Figure, height: float) -> None:
         title = self.options.title or finding(self.result)
-        model = "ideal" if self.result.ideal else "calibrated"
-        chips = f"{self.result.chips} x " if self.result.chips > 1 else ""
-        under = f"{self.result.scenario} on {chips}{self.result.chip.name}, {model} model"
-        parameters = ", ".join(f"{name}={value}" for name, value in self.result.parameters.items() if value is not None)
-        if parameters:
-            under += f"  ({parameters})"
+        under = under_title(self.result) if self.options.under is None else self.options.under
         x = LEFT_IN / self.options.width_in
         room = int((self.options.width_in - LEFT_IN - 0.1) / 0.075)
         figure.text(x, 1 - 0.24 / height, title, fontsize=11.5, weight="bold", va="center")
@@ -152,16 +154,21 @@ class _Picture:
         axes, s = self.axes, self.scale
         visible = [band for band in bands if band.end_ps > s.begin_ps and band.start_ps < s.end_ps]
         wide = [band for band in visible if (band.end_ps - band.start_ps) / s.ps_per_in > 0.02]
-        for number, band in enumerate(wide):
-            begin, end = max(band.start_ps, s.begin_ps), min(band.end_ps, s.end_ps)
-            x = np.array([begin, end, end, begin]) / s.factor
-            axes.fill(x, [at, at, at + BAND_IN * 0.8, at + BAND_IN * 0.8], color=BANDS[number % 2], linewidth=0)
-            inches = (end - begin) / s.ps_per_in
-            label = _fitting(band.label, inches)
+        begin = np.array([max(band.start_ps, s.begin_ps) for band in wide], dtype=float)
+        end = np.array([min(band.end_ps, s.end_ps) for band in wide], dtype=float)
+        if wide:
+            shades = [BANDS[number % 2] for number in range(len(wide))]
+            corners = _rectangles(begin / s.factor, end / s.factor, at, BAND_IN * 0.8)
+            axes.add_collection(PolyCollection(corners, facecolors=shades, linewidths=0.0, zorder=1), autolim=False)
+        if 1 < len(wide) <= 100:
+            lines: Any = [[(x, at), (x, bottom)] for x in (begin[1:] / s.factor).tolist()]
+            drawn = LineCollection(lines, colors="#CCCCCC", linewidths=0.6, zorder=0.5)
+            axes.add_collection(drawn, autolim=False)
+        edges = zip((begin / s.ps_per_in).tolist(), (end / s.ps_per_in).tolist(), strict=True)
+        labels = band_labels([band.label for band in wide], list(edges), CHARACTER_IN)
+        for label, x in zip(labels, ((begin + end) / 2 / s.factor).tolist(), strict=True):
             if label:
-                axes.text((begin + end) / 2 / s.factor, at + BAND_IN * 0.4, label, ha="center", va="center", fontsize=7)
-            if number and len(wide) <= 100:
-                axes.plot([begin / s.factor] * 2, [at, bottom], color="#CCCCCC", linewidth=0.6, zorder=0.5)
+                axes.text(x, at + BAND_IN * 0.4, label, ha="center", va="center", fontsize=7)
         self._lane_label(
             self.axes, "layer" if wide and wide[0].label.startswith("layer ") else "operation", at, BAND_IN
         )
@@ -203,25 +210,32 @@ class _Picture:
         start = np.maximum(bars.start_ps[inside], s.begin_ps)
         end = np.minimum(bars.end_ps[inside], s.end_ps)
         rows, numbers = bars.rows[inside], bars.numbers[inside]
-        begins, ends, sizes = merge_slivers(start, end, 0.5 * s.ps_per_in / DPI)
+        begins, ends, sizes = merge_slivers(start, end, LEAST_IN * s.ps_per_in)
+        first = np.cumsum(sizes) - sizes
+        density = np.add.reduceat(end - start, first) / np.maximum(ends - begins, 1)
+        begins, ends = at_least(begins, ends, LEAST_IN * s.ps_per_in, s.end_ps)
         self.merged += int(sizes[sizes > 1].sum())
         widths = (ends - begins) / s.ps_per_in
         hatched = widths > HATCH_FROM_IN
         for part, hatch in ((hatched, bars.style.hatch), (~hatched, "")):
-            self._collection(begins[part], ends[part], y, height, bars.style.colour, hatch)
+            # A line of a pixel or two would be hard to see lighter.
+            solid = (sizes[part] == 1) | (widths[part] < 2.5 * LEAST_IN)
+            colours = _mixed(bars.style.colour, np.where(solid, 1.0, np.maximum(density[part], LIGHTEST)))
+            self._collection(begins[part], ends[part], y, height, colours, hatch)
         single = np.flatnonzero(sizes == 1)
-        first = np.cumsum(sizes) - sizes
         of_single = first[single]
         outlined = (rows[of_single] >= 0) & self.critical[rows[of_single]] & (widths[single] > OUTLINE_FROM_IN)
         self._outline(begins[single[outlined]], ends[single[outlined]], y, height)
         self._numbers(begins[single], ends[single], numbers[of_single], y, height, bars.style)
 
-    def _collection(self, begin: FloatArray, end: FloatArray, y: float, height: float, colour: str, hatch: str) -> None:
+    def _collection(
+        self, begin: FloatArray, end: FloatArray, y: float, height: float, colours: Any, hatch: str
+    ) -> None:
         if len(begin):
             self.axes.add_collection(
                 PolyCollection(
                     _rectangles(begin / self.scale.factor, end / self.scale.factor, y, height),
-                    facecolors=colour,
+                    facecolors=colours,
                     edgecolors="#00000055" if hatch else "none",
                     linewidths=0.0,
                     hatch=hatch or None,
@@ -318,9 +332,10 @@ class _Picture:
         notes = [note] if note else []
         notes += [line for group in self.groups for line in group.notes]
         if self.merged:
-            notes.append(f"{self.merged:,} bars narrower than half a pixel are merged with their neighbours")
-        if self.options.window_s is not None:
-            notes.append(f"window of a run of {self.timeline.makespan_ps / self.scale.factor:.4g} {self.scale.unit}")
+            notes.append(f"{self.merged:,} bars narrower than a pixel are merged with their neighbours")
+        if self.options.window_s is not None or self.options.layers is not None:
+            whole = format_seconds(self.timeline.makespan_ps / PS_PER_S)
+            notes.append(f"a part of a run of {whole}, of which the title and the shares right of lanes are")
         if notes:
             text = "; ".join(dict.fromkeys(notes))
             figure.text(LEFT_IN / self.options.width_in, 0.1 / height, text, fontsize=7, color="#555555", va="center")
@@ -349,10 +364,20 @@ def _rectangles(begin: FloatArray, end: FloatArray, y: float, height: float) -> 
     return corners
 
 
-def _fitting(label: str, inches: float) -> str:
-    """The label, its number alone, or nothing: whatever fits."""
-    short: Iterable[str] = (label, label.rpartition(" ")[2]) if label.startswith("layer ") else (label,)
-    return next((text for text in short if (len(text) + 1) * CHARACTER_IN <= inches), "")
+def at_least(begin: FloatArray, end: FloatArray, width: float, last: float) -> tuple[FloatArray, FloatArray]:
+    """Bars no narrower than ``width``, and none that ends after ``last``."""
+    wide = np.minimum(np.maximum(end, begin + width), np.maximum(last, end))
+    return np.minimum(begin, wide - width), wide
+
+
+def _mixed(colour: str, density: FloatArray) -> Any:
+    """The colour, mixed with white where the density is below 1."""
+    if (density >= 1).all():
+        return colour
+    share = np.clip(density, 0.0, 1.0)[:, None]
+    mixed = np.ones((len(density), 4))
+    mixed[:, :3] = share * np.array(to_rgba(colour)[:3]) + 1 - share
+    return mixed
 
 
 def _cut(text: str, length: int) -> str:

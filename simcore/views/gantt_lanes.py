@@ -66,6 +66,40 @@ class Band:
     end_ps: int
 
 
+NUMBERED = re.compile(r"(?:layer |m)(\d+)")
+STEPS = (5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+def band_labels(labels: Sequence[str], edges: Sequence[tuple[float, float]], character: float) -> list[str]:
+    """What to write in bands from ``edges`` to ``edges``, a ``character`` wide each: whatever fits, else nothing.
+
+    Numbered bands (layers, microbatches) are all written alike: whole, or as numbers; where not every number fits,
+    every fifth has one, or every tenth, and so on.
+    """
+    numbers = [match[1] if (match := NUMBERED.fullmatch(label)) else "" for label in labels]
+
+    def fits(text: str, at: int) -> bool:
+        return (len(text) + 1) * character <= edges[at][1] - edges[at][0]
+
+    if not all(numbers):
+        return [label if fits(label, at) else "" for at, label in enumerate(labels)]
+    # The first and the last may be cut off by the picture, or shorter.
+    inner = range(1, len(labels) - 1) if len(labels) > 2 else range(len(labels))
+    for texts in (list(labels), numbers):
+        if all(fits(texts[at], at) for at in inner):
+            return [text if fits(text, at) else "" for at, text in enumerate(texts)]
+    for step in STEPS:
+        shown = [at for at, number in enumerate(numbers) if int(number) % step == 0]
+        ends = [(_middle(edges[at]), (len(numbers[at]) + 1) * character / 2) for at in shown]
+        if all(one + half <= other - other_half for (one, half), (other, other_half) in pairwise(ends)):
+            return [number if int(number) % step == 0 else "" for number in numbers]
+    return [""] * len(labels)
+
+
+def _middle(edges: tuple[float, float]) -> float:
+    return (edges[0] + edges[1]) / 2
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Chips that do the same at the same times, drawn once."""
@@ -295,12 +329,24 @@ def _pieces(timeline: Timeline) -> IntColumn:
     return np.array([int(match[1]) if match else -1 for match in found], dtype=np.int64)
 
 
-def _spans(timeline: Timeline, rows: IntColumn, of: IntColumn, name: Callable[[int], str]) -> list[Band]:
-    """A band for each value of 0 or more."""
+def _stretches(timeline: Timeline, rows: IntColumn, of: IntColumn, name: Callable[[int], str]) -> list[Band]:
+    """Bands for each value of 0 or more: from its first start to its last end, but for gaps in which others compute.
+
+    So a layer has one in the forward and one in the backward pass. Gaps of less than a 200th of the time are none.
+    """
+    start, end = timeline.start_ps[rows], timeline.end_ps[rows]
+    order = np.argsort(start, kind="stable")
+    rows, of, start, end = rows[order], of[order], start[order], end[order]
+    computed = np.concatenate([[0], np.cumsum(end - start)])
     bands = []
     for value in np.unique(of[of >= 0]).tolist():
-        mine = rows[of == value]
-        bands.append(Band(name(value), int(timeline.start_ps[mine].min()), int(timeline.end_ps[mine].max())))
+        mine = np.flatnonzero(of == value)
+        until = np.maximum.accumulate(end[mine])
+        gaps = start[mine[1:]] - until[:-1]
+        others = computed[mine[1:]] - computed[mine[:-1] + 1]
+        cuts = np.flatnonzero((gaps > timeline.makespan_ps / 200) & (others > gaps / 20)) + 1
+        for part in np.split(np.arange(len(mine)), cuts):
+            bands.append(Band(name(value), int(start[mine[part[0]]]), int(end[mine[part]].max())))
     return sorted(bands, key=lambda band: band.start_ps)
 
 
@@ -315,15 +361,16 @@ def _bands(timeline: Timeline, rows: IntColumn) -> list[Band]:
         served = served[compute[timeline.lane[served]]]
     pieces = _pieces(timeline)[timeline.operation[served]]
     if len(np.unique(pieces[pieces >= 0])) > 1:
-        return _spans(timeline, served, pieces, lambda piece: f"m{piece}")
+        return _stretches(timeline, served, pieces, lambda piece: f"m{piece}")
+    if by_layer:
+        found = _stretches(timeline, served, labels[served], lambda value: f"layer {value}")
+        return found if len(found) > 1 else []
     found = []
     for value in np.unique(labels[served]).tolist():
-        if by_layer and value < 0:
-            continue
         of_value = served[labels[served] == value]
-        name = f"layer {value}" if by_layer else timeline.operation_names[value]
+        name = timeline.operation_names[value]
         found.append(Band(name, int(timeline.start_ps[of_value].min()), int(timeline.end_ps[of_value].max())))
     found.sort(key=lambda band: band.start_ps)
-    if not by_layer and any(after.start_ps < before.end_ps for before, after in pairwise(found)):
+    if any(after.start_ps < before.end_ps for before, after in pairwise(found)):
         return []  # operations that overlap have no order to show
     return found if len(found) > 1 else []

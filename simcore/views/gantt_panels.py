@@ -14,6 +14,7 @@ from simcore.quantities import format_seconds
 from simcore.views import gantt
 from simcore.views.gantt_lanes import groups_of
 from simcore.views.gantt_scale import GanttOptions, scale_of
+from simcore.views.heading import under_titles
 
 if TYPE_CHECKING:
     from simcore.result import RunResult
@@ -31,7 +32,7 @@ def draw_gantts(panels: Sequence[tuple[str, RunResult]], path: str | Path, title
         note = "chips that differ from those drawn are left out" if len(found) > PANEL_GROUPS else note
         head = f"{label}, {format_seconds(result.time_s)}"
         groups += [dataclasses.replace(group, header=f"{head}: {group.header}") for group in found[:PANEL_GROUPS]]
-    options = GanttOptions(title=title)
+    options = GanttOptions(title=title, under=under_titles(panels))
     picture = gantt._Picture(longest, groups, scale_of(longest.timeline, options), options)
     picture.strips = []
     style: Any = {"svg.fonttype": "none", "svg.hashsalt": "simcore", "hatch.linewidth": 0.5, "font.size": 8.5}

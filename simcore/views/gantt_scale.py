@@ -33,7 +33,7 @@ class GanttOptions:
     chips : only these, by their number in the order of their coordinates.
     memory : also curves of what each memory holds, of the fullest chip.
     width_in : width of the picture in inches.
-    title : instead of the finding.
+    title, under : instead of the finding, and of the line below it.
     """
 
     window_s: tuple[float, float] | None = None
@@ -42,6 +42,7 @@ class GanttOptions:
     memory: bool = False
     width_in: float = 13.0
     title: str | None = None
+    under: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

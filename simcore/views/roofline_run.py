@@ -29,10 +29,13 @@ from simcore.timeline import PS_PER_S
 from simcore.views.sweep_plot import COLOURS, MARKERS
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from simcore.result import RunResult
 
 INTERFACES = ("vmem", "hbm", "ici", "nvlink", "network", "pcie", "dcn", "dcn_share")
 SUM_BYTES = 4
+LINE_PT = 11
 LABELLED = 6
 """How many operations, those that take longest, are named in the picture."""
 
@@ -162,7 +165,7 @@ def draw_roofline_of(result: RunResult, path: str | Path) -> None:
     axes.grid(True, which="major", color="#DDDDDD", linewidth=0.6)
     axes.annotate(f"peak {format_flops_per_s(peak)}", (high / 1.15, peak * 1.1), ha="right", va="bottom")
     axes.set_ylim(top=peak * 3)
-    _name(axes, points)
+    _name(axes, points, figure.get_figheight() * 72 * 0.8)
     axes.legend(frameon=False, fontsize=8, loc="upper left")
     longest = next((point for point in points if point.interface != "vmem"), points[0])
     axes.set_title(
@@ -174,8 +177,11 @@ def draw_roofline_of(result: RunResult, path: str | Path) -> None:
         figure.savefig(temporary, dpi=150)
 
 
-def _name(axes: object, points: Sequence[OperationPoint]) -> None:
-    """Names beside the longest operations, one above the other where they would be at one place."""
+def _name(axes: Axes, points: Sequence[OperationPoint], height: float) -> None:
+    """Names beside the longest operations, one above the other where they would be at one place.
+
+    ``height`` of the axes in points; room is made below for names that would be under its lower edge.
+    """
     taken: list[tuple[float, float]] = []
     named: set[str] = set()
     for point in points:
@@ -185,8 +191,13 @@ def _name(axes: object, points: Sequence[OperationPoint]) -> None:
         at = np.log2(point.intensity_flops_per_byte), np.log10(point.flops_per_s)
         near = sum(abs(at[0] - x) < 2.5 and abs(at[1] - y) < 0.25 for x, y in taken)
         taken.append(at)
-        axes.annotate(  # type: ignore[attr-defined]
+        bottom, top = axes.get_ylim()
+        # So low that with the names' room added, a point's share of the height is at least that room.
+        room = min((4 + LINE_PT * (near + 1)) / height, 0.5)
+        lowest = (at[1] - room * np.log10(top)) / (1 - room)
+        axes.set_ylim(bottom=min(bottom, 10**lowest))
+        axes.annotate(
             f"{point.operation} ({100 * point.share_of_roof:.0f} %)",
             (point.intensity_flops_per_byte, point.flops_per_s),
-            xytext=(9, -4 - 11 * near), textcoords="offset points", fontsize=8,
+            xytext=(9, -4 - LINE_PT * near), textcoords="offset points", fontsize=8,
         )  # fmt: skip

@@ -206,10 +206,22 @@ def text_of(result: RunResult, by: str = "operation", *, most: int = 60) -> str:
 
 
 WIDEST = 1000
+HEADINGS = {
+    "mxu_s": "MXU time",
+    "vpu_s": "VPU time",
+    "hbm_s": "HBM time",
+    "network_s": "network time",
+    "hbm_bytes": "HBM bytes",
+    "network_bytes": "network bytes",
+    "flops": "FLOPs",
+}
+"""Where a time and an amount would have one name."""
 HIDDEN = ("row", "released_by", "released_how", "granted_ps", "ready_ps", "flops_per_s", "start_s", "end_s")
 
 
 def _heading(name: str) -> str:
+    if name in HEADINGS:
+        return HEADINGS[name]
     for suffix in ("_s", "_bytes", "_ps"):
         name = name.removesuffix(suffix)
     return name.replace("_", " ")
