@@ -56,7 +56,7 @@ def simulated(schedule, microbatches, stages=4, layers=4):
     options = TrainingOptions(remat="full", microbatches=microbatches, schedule=schedule, optimizer="sgd")
     graph, _ = lowered_training(
         config, FREE, plan=placed_plan(f"pipeline={stages}"), batch=microbatches,
-        context=256, options=options,
+        context=64, options=options,
     )  # fmt: skip
     return run(graph, chip=FREE, ideal=True)
 
