@@ -11,6 +11,7 @@ from simcore.errors import ScenarioError
 from simcore.graph import TaskGraph
 from simcore.lowering import LoweringOptions
 from simcore.opgraph import OpGraph
+from simcore.phases import BUBBLE, EXPOSED, OTHER, phases_s
 from simcore.quantities import format_count, format_flops
 from simcore.result import RunResult
 from simcore.scenario import param
@@ -76,19 +77,30 @@ def lowered(p: Training, chip: Chip, config: ModelConfig) -> tuple[TaskGraph, li
     )
 
 
+PHASES = ("forward", "recompute", "backward", "optimizer", EXPOSED, BUBBLE)
+
+
+def shares(result: RunResult) -> dict[str, float]:
+    """The share of the step's time that each phase, exposed communication and the bubble take, over all chips."""
+    spent = phases_s(result.timeline, result.graph.phases)
+    return {phase: spent[phase] / result.time_s for phase in (*PHASES, OTHER) if spent.get(phase)}
+
+
 def rates(result: RunResult, needed: Needed, tokens: int, dtype: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Utilisations of the step under each convention, as figures and as a line."""
+    """Utilisations of the step under each convention, and shares of its phases, as figures and as lines."""
     could = result.time_s * result.chips * result.chip.peak(dtype)
-    figures = {
+    figures: dict[str, Any] = {
         "tokens_per_s": tokens / result.time_s,
         "flops_per_s_per_chip": needed.flops / result.time_s / result.chips,
         "mfu": needed.flops / could,
         "mfu_full_attention": needed.flops_full_attention / could,
         "hfu": result.flops / could,
+        "shares": shares(result),
     }
     line = (
         f"{format_count(round(figures['tokens_per_s']))} tokens/s, {format_flops(figures['flops_per_s_per_chip'])}/s a "
         f"chip, MFU {figures['mfu']:.1%} (attention's triangle; its square: {figures['mfu_full_attention']:.1%}), "
         f"HFU {figures['hfu']:.1%} of what is executed"
     )
-    return figures, (line,)
+    parts = ", ".join(f"{phase} {share:.1%}" for phase, share in figures["shares"].items())
+    return figures, (line, f"of the chips' time {parts}")

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scenarios._training import Training, lowered
+from scenarios._training import Training, lowered, shares
 from simcore.chips import Chip
 from simcore.errors import ScenarioError
-from simcore.exposure import compute_busy_ps
 from simcore.memory import peak_bytes
+from simcore.phases import BUBBLE, EXPOSED
 from simcore.quantities import format_bytes, format_seconds
 from simcore.result import RunResult
 from simcore.running import run as simulate
@@ -52,21 +52,26 @@ def _closed_form(p: Parameters) -> float:
 
 
 def _figures(result: RunResult) -> dict[str, Any]:
-    """Time, the share of it in which chips compute nothing (over all of them), and what the fullest holds."""
+    """Time, the share of it that is bubble (over all chips), and what the fullest holds."""
     t = result.timeline
     chips = range(len(t.entities))
-    idle = 1 - sum(compute_busy_ps(t, chip) for chip in chips) / (len(chips) * t.makespan_ps)
+    parts = shares(result)
     held = max(peak_bytes(t, chip, "hbm") for chip in chips)
-    return {"time_s": result.time_s, "idle_share": idle, "hbm_peak_bytes": held}
+    return {
+        "time_s": result.time_s,
+        "bubble_share": parts.get(BUBBLE, 0.0),
+        "exposed_share": parts.get(EXPOSED, 0.0),
+        "hbm_peak_bytes": held,
+    }
 
 
 def finding(p: Parameters, runs: dict[str, RunResult]) -> str:
-    """Time, idle share and memory of each schedule, beside the closed form."""
+    """Time, shares of bubble and exposed communication, and memory of each schedule, beside the closed form."""
     parts = []
     for name, result in runs.items():
         figures = _figures(result)
         parts.append(
-            f"{name} {format_seconds(figures['time_s'])}, idle {figures['idle_share']:.0%}, "
+            f"{name} {format_seconds(figures['time_s'])}, bubble {figures['bubble_share']:.0%}, "
             f"{format_bytes(figures['hbm_peak_bytes'], binary=True)}"
         )
     return f"{'; '.join(parts)} (bubble of equal stages: {_closed_form(p):.0%})"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from simcore.chips import load_chip
+from simcore.phases import phases_ps
 from simcore.running import run
 from workloads.catalogue import load_model
 from workloads.schedules import SCHEDULES
@@ -78,6 +79,11 @@ def test_the_bubble_is_that_of_the_closed_form(schedule):
     times = {count: simulated(schedule, count).time_s for count in (4, 8)}
     each = (times[8] - times[4]) / 4
     assert times[8] == pytest.approx((8 + 4 - 1) * each, rel=0.05)
+    result = simulated(schedule, 8)
+    for stage in range(4):
+        parts = phases_ps(result.timeline, stage, result.graph.phases)
+        assert sum(parts.values()) == result.timeline.makespan_ps
+        assert parts["bubble"] / sum(parts.values()) == pytest.approx(3 / 11, rel=0.15)
 
 
 def test_forward_and_backward_alternate_on_the_last_stage():

@@ -3,6 +3,7 @@
 import pytest
 
 from simcore.errors import ScenarioError
+from simcore.exposure import exposed_communication_s
 from simcore.scenario import run_scenario
 
 SMALL = {"model": "tiny", "context": 128, "batch": 4}
@@ -21,7 +22,19 @@ def test_1f1b_holds_less_than_gpipe_in_about_the_same_time():
     found = run_scenario("pipeline", parameters=asked).to_json()["schedules"]
     assert found["1f1b"]["hbm_peak_bytes"] < found["gpipe"]["hbm_peak_bytes"]
     assert found["1f1b"]["time_s"] == pytest.approx(found["gpipe"]["time_s"], rel=0.1)
-    assert found["gpipe"]["closed_form_bubble"] == 1 / 9 < found["gpipe"]["idle_share"]
+    assert found["gpipe"]["closed_form_bubble"] == 1 / 9
+    assert 0 < found["gpipe"]["bubble_share"] < 1 / 2
+
+
+def test_the_shares_of_a_step_make_up_its_time():
+    result = run_scenario("training_step", parameters={**SMALL, "plan": "fsdp=2"})
+    shares = result.extra["shares"]
+    assert list(shares) == ["forward", "recompute", "backward", "optimizer", "exposed communication"]
+    assert sum(shares.values()) == pytest.approx(1, rel=1e-12)
+    waited = exposed_communication_s(result.exposed_s) / result.time_s
+    assert shares["exposed communication"] == pytest.approx(waited, rel=1e-12)
+    kept = run_scenario("training_step", parameters={**SMALL, "plan": "data=1", "remat": "none"}).extra["shares"]
+    assert list(kept) == ["forward", "backward", "optimizer"]
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,7 @@ class _Stage:
     gradients: dict[str, ShardedTensor] = field(default_factory=dict)
 
     def graph(self) -> OpGraph:
+        """Its operations, each in the phase "forward", "backward", "recompute" or "optimizer"."""
         first, count = layer_ranges(self.config.n_layers, self.stages)[self.stage]
         self.first, self.last_stage = first, self.stage == self.stages - 1
         self.part = some_layers(self.config, first, count) if self.stages > 1 else self.config
@@ -156,11 +157,14 @@ class _Stage:
         self.made: dict[int, tuple[ShardedTensor, list[Operation | Repeat]]] = {}
         for forward, number in SCHEDULES[self.options.schedule](self.stage, self.stages, self.parts):
             if forward:
-                self._forward(number)
+                with g.in_phase("forward"):
+                    self._forward(number)
             else:
                 self._backward(number)
         backward = Backward(g, lambda tensor, operation: True, gradients=self.gradients)
-        optimize(g, backward.add_up(), OPTIMIZERS[self.options.optimizer](**self.options.settings))
+        sums = backward.add_up()
+        with g.in_phase("optimizer"):
+            optimize(g, sums, OPTIMIZERS[self.options.optimizer](**self.options.settings))
         return g
 
     def _piece(self, number: int) -> str:
@@ -185,7 +189,8 @@ class _Stage:
         x, nodes = self.made.pop(number)
         if self.last_stage:
             begin = len(g.body)
-            start, back = loss(g, self.part, self.step, x, piece, self.step.tokens * self.parts)
+            with g.in_phase("forward"):
+                start, back = loss(g, self.part, self.step, x, piece, self.step.tokens * self.parts)
             ends = [node for node in g.body[begin:] if not isinstance(node, Repeat)]
             named = next(at for at, node in enumerate(ends) if start.name in [t.name for t in written(node)])
             nodes = [*nodes, *ends[: named + 1]]

@@ -59,7 +59,7 @@ def fold(graph: TaskGraph) -> Folded:
         )
         for name, cls in kept.items()
     }
-    return Folded(TaskGraph(graph.name, kept, graph.notes), alike, tuple(why))
+    return Folded(TaskGraph(graph.name, kept, graph.notes, graph.phases), alike, tuple(why))
 
 
 def _without(cls: EntityClass, axes: tuple[str, ...]) -> EntityClass:

@@ -348,6 +348,8 @@ class TaskGraph:
     name: str
     classes: dict[str, EntityClass] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    phases: dict[str, str] = field(default_factory=dict)
+    """operation -> what it is a part of, such as "backward"; see `simcore.phases`"""
 
     def entity_class(
         self,

@@ -93,6 +93,7 @@ def _lower_into(tasks: TaskGraph, cls: EntityClass, ops: OpGraph, chip: Chip, op
     """Emit the program of one class; returns notes on what was chosen."""
     resident = choose_resident(ops, chip) if options.keep_activations else frozenset()
     program = Program(ops, chip, options, tasks, cls, placed_operations(ops), resident)
+    tasks.phases |= ops.phases
     _declare_tensors(program)
     if chip.launch_cost_s:
         cls.task(LAUNCH, work=Fixed(parse_ps(chip.launch_cost_s)), kind="launch", overhead=True)

@@ -32,6 +32,8 @@ from simcore.opgraph.tensor import ShardedTensor
 
 STATS = "St"
 """A dimension of size 2: what the derivative of attention has of each query and head."""
+BACKWARD, RECOMPUTE = "backward", "recompute"
+"""What operations of the backward pass are part of; see `OpGraph.in_phase`."""
 GIVEN = ("weight", "state", "input")
 """Tensors that are there for the whole run: neither kept nor computed once more."""
 
@@ -85,7 +87,12 @@ class Backward:
                 raise GraphError(f"nothing makes {start}, from which the backward pass would start")
             nodes = self.g.body[: ends[0] + 1]
         self._back[start.name] = [back]
-        groups = _groups(list(nodes))
+        with self.g.in_phase(BACKWARD):
+            self._derive(list(nodes), carried)
+        return self.gradients
+
+    def _derive(self, nodes: list[Operation | Repeat], carried: str) -> None:
+        groups = _groups(nodes)
         outside = [node for group in groups if not isinstance(group, Repeat) for node in group]
         uses: dict[str, int] = {}
         for number, node in enumerate(outside):
@@ -99,7 +106,6 @@ class Backward:
                 self._walk(group, {name: at - offset for name, at in uses.items()})
         for name in [name for name in self._back if self.g.tensors[name].role == "weight"]:
             self._finish(name)
-        return self.gradients
 
     def add_up(self) -> dict[str, ShardedTensor]:
         """Add the gradients up over the axes for which that was ``later``; returns them."""
@@ -114,7 +120,7 @@ class Backward:
                 f"{stack} sums", repeat.count, first_layer=repeat.first_layer, layers=repeat.layers, stack=stack,
                 backwards=True,
             )  # fmt: skip
-            with around:
+            with around, self.g.in_phase(BACKWARD):
                 for name in names:
                     gradient = self.gradients[name]
                     self.gradients[name] = reshard(self.g, gradient, self._complete_layout(gradient))
@@ -268,7 +274,8 @@ class Backward:
             first = made[written(operation)[0].name].name
             name = first if operation.name in made and first not in self.g._names else f"{operation.name}_again"
             again = _with_tensors(operation, {**known, **made}, name if name == first else self._named(name), made)
-            self.g._append(again)
+            with self.g.in_phase(RECOMPUTE):
+                self.g._append(again)
             for name, out in made.items():
                 self._again[name, at] = out
         return self._again[key]

@@ -95,6 +95,9 @@ class OpGraph:
     notes: list[str] = field(default_factory=list)
     layer_in_body: dict[str, int] = field(default_factory=dict)
     """operation -> which of its repeat's layers it belongs to"""
+    phases: dict[str, str] = field(default_factory=dict)
+    """operation -> what it is a part of, such as "backward"; see `in_phase`"""
+    _phase: str = ""
     _repeat: Repeat | None = None
     _layer: int = 0
     _names: set[str] = field(default_factory=set)
@@ -174,10 +177,21 @@ class OpGraph:
         """What follows in the body belongs to its next layer."""
         self._layer += 1
 
+    @contextmanager
+    def in_phase(self, phase: str) -> Iterator[None]:
+        """The operations made inside are a part of ``phase``, by which reports add up their time."""
+        before, self._phase = self._phase, phase
+        try:
+            yield
+        finally:
+            self._phase = before
+
     def _append(self, operation: Operation) -> None:
         if operation.name in self._names:
             raise GraphError(f"operation {operation.name!r} is already there: give each its own name")
         self._names.add(operation.name)
+        if self._phase:
+            self.phases[operation.name] = self._phase
         if self._repeat is not None:
             self.layer_in_body[operation.name] = self._layer
         (self._repeat.body if self._repeat is not None else self.body).append(operation)
