@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from simcore.chips import Chip
@@ -75,6 +75,13 @@ def lowered(p: Training, chip: Chip, config: ModelConfig) -> tuple[TaskGraph, li
     return lowered_training(
         config, chip, plan=where, lowering=lowering, batch=p.batch, context=p.context, options=options
     )
+
+
+def some_layers(config: ModelConfig, layers: int) -> ModelConfig:
+    """The model with its first ``layers`` alone; raises `ScenarioError` if it has fewer."""
+    if layers > config.n_layers:
+        raise ScenarioError(f"--layers {layers}: {config.name} has {config.n_layers}")
+    return replace(config, n_layers=layers, attention_pattern=config.attention_pattern[:layers])
 
 
 PHASES = ("forward", "recompute", "backward", "optimizer", EXPOSED, BUBBLE)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from simcore.chips import load_chip
 from simcore.errors import ScenarioError
 from simcore.exposure import exposed_communication_s
 from simcore.scenario import run_scenario
@@ -37,14 +38,58 @@ def test_the_shares_of_a_step_make_up_its_time():
     assert list(kept) == ["forward", "backward", "optimizer"]
 
 
+FREE = load_chip("v5p").replace(ici_hop_latency_s=0, dcn_latency_s=0)
+
+
+@pytest.mark.parametrize(
+    ("plans", "where", "axes", "tokens"),
+    [("data=16;fsdp=16", None, 1, (2048, 2560)), ("data=64", "4x4x4", 3, (512, 1024))],
+)
+def test_plans_turn_communication_bound_at_the_books_batch_per_chip(plans, where, axes, tokens):
+    """2550 tokens a chip on v5p and one axis, (n - 1)/n of it for n; attention's FLOPs make it up to 5 % less."""
+    asked = {"model": "example-6b", "layers": 1, "plans": plans, "tokens": tokens, "context": 512, "slice": where}
+    found = run_scenario("parallelism", parameters=asked, chip=FREE, ideal=True).extra["plans"]
+    for name, plan in found.items():
+        chips = int(name.partition("=")[2])
+        assert 0.95 < plan["turns_at_tokens_per_chip"] / (2550 / axes * (chips - 1) / chips) < 1, name
+
+
+def test_what_tensor_parallelism_communicates_grows_with_the_batch():
+    asked = {"model": "tiny", "plans": "tensor=2", "tokens": (256, 1024), "context": 256}
+    points = run_scenario("parallelism", parameters=asked, chip=FREE, ideal=True).extra["plans"]["tensor=2"]["points"]
+    assert points[0]["links_over_mxu_worst"] == pytest.approx(points[1]["links_over_mxu_worst"], rel=0.01)
+
+
+def test_slices_are_bound_by_their_network_below_the_closed_form():
+    """There the sum over two slices takes as long as the backward pass: what of it is exposed says which is longer."""
+    asked = {"model": "example-6b", "layers": 1, "plan": "fsdp=4", "slice": "2x2x1", "context": 1024, "remat": "none"}
+    small = run_scenario("multi_slice", parameters={**asked, "batch": 4}, chip=FREE, ideal=True).extra["slices"]
+    assert small[2]["critical_tokens_per_slice"] == 459e12 / 6.25e9 / 2
+    assert small[4]["critical_tokens_per_slice"] == 459e12 / 6.25e9 * 3 / 4
+    assert small[1]["efficiency"] == 1 > small[2]["efficiency"] > small[4]["efficiency"]
+    assert small[1]["exposed_network_share"] == 0 < small[2]["exposed_network_share"]
+
+
 @pytest.mark.parametrize(
     ("name", "asked", "message"),
     [
+        ("parallelism", {"plans": "data=2", "tokens": (512, 128)}, "each once and ascending"),
+        ("parallelism", {"plans": "data=2", "tokens": (100,)}, "no whole sequences of 128"),
+        ("parallelism", {"plans": ";"}, "plans that differ"),
+        ("parallelism", {"plans": "data=2;data=2"}, "plans that differ"),
+        ("parallelism", {"plans": "pipeline=2"}, "see the scenario pipeline"),
+        ("parallelism", {"plans": "data=1"}, "does not communicate"),
+        ("parallelism", {"layers": 99}, "--layers 99: tiny has"),
+        ("multi_slice", {"plan": "pipeline=2"}, "plan of training_step"),
+        ("multi_slice", {"slices": (2, 1)}, "each once and ascending"),
         ("pipeline", {"plan": "data=2"}, "has no pipeline"),
         ("training_step", {"schedule": "gpipe", "plan": "data=2"}, "--schedule gpipe has no effect|--schedule has no"),
         ("training_step", {"map": "fsdp=x"}, "--map has no effect"),
     ],
 )
-def test_flags_without_effect_are_refused(name, asked, message):
+def test_what_makes_no_sense_is_refused(name, asked, message):
+    given = {**SMALL, **asked}
+    if name == "parallelism":
+        del given["batch"]
     with pytest.raises(ScenarioError, match=message):
-        run_scenario(name, parameters={**SMALL, **asked})
+        run_scenario(name, parameters=given)
