@@ -18,6 +18,7 @@ from simcore.scenario import param
 from workloads.config import ModelConfig
 from workloads.placing import place
 from workloads.plan import Plan
+from workloads.schedules import CHUNKED
 from workloads.training import TrainingOptions, lowered_training
 from workloads.training_account import Needed
 
@@ -34,7 +35,8 @@ class Training:
         "full", help="computed once more in the backward pass: nothing, each layer, or all but its matmuls"
     )
     microbatches: int | None = param(None, help="parts of the sequences, one after the other; as many as stages")
-    schedule: Literal["1f1b", "gpipe"] = param("1f1b", help="order of a pipeline stage's passes")
+    schedule: Literal["1f1b", "gpipe", "interleaved"] = param("1f1b", help="order of a pipeline stage's passes")
+    chunks: int | None = param(None, help="runs of layers of each stage, interleaved; else 2", minimum=2, maximum=1000)
     slice: str | None = param(None, help="the slice that the plan lies on, e.g. 4x4x4; else rings are assumed")
     slices: int = param(1, help="that many slices, joined by the hosts' network", minimum=1, maximum=1024)
     map: str | None = param(None, help="which kind on which axes of the slice, e.g. tensor=xy; chosen where not given")
@@ -52,6 +54,7 @@ def lowered(p: Training, chip: Chip, config: ModelConfig) -> tuple[TaskGraph, li
     plan = Plan.parse(p.plan)
     idle = {
         "--schedule": p.schedule != "1f1b" and plan.pipeline == 1 and "the plan has no pipeline",
+        "--chunks": p.chunks is not None and p.schedule not in CHUNKED and f"--schedule {p.schedule} has none",
         "--map": p.map is not None and p.slice is None and "there is no --slice to lay the plan on",
     }
     for flag, why in idle.items():
@@ -64,6 +67,7 @@ def lowered(p: Training, chip: Chip, config: ModelConfig) -> tuple[TaskGraph, li
         gradient_dtype=p.gradient_dtype or "",
         microbatches=p.microbatches or 0,
         schedule=p.schedule,
+        chunks=p.chunks or 0,
     )
     lowering = LoweringOptions(
         ring_direction=p.direction,

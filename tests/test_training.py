@@ -1,5 +1,7 @@
 """Training: the derived backward pass gives the plain model's gradients, under every plan and policy."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -77,6 +79,13 @@ def test_every_plan_and_policy_gives_the_same_step(plan, remat, alone):
 )
 def test_microbatches_and_stages_give_the_same_step(plan, remat, more, alone):
     same_step(Trained(tiny(), IN_VMEM, plan=plan, remat=remat, seed=3, **more), alone)
+
+
+@pytest.mark.parametrize(("plan", "remat"), [("pipeline=2", "none"), ("pipeline=2,fsdp=2", "full")])
+def test_interleaved_chunks_give_the_same_step(plan, remat):
+    config = dataclasses.replace(tiny(), n_layers=4, attention_pattern=tiny().attention_pattern[:1] * 4)
+    more = {"microbatches": 2, "schedule": "interleaved", "races": plan == "pipeline=2"}
+    same_step(Trained(config, IN_VMEM, plan=plan, remat=remat, seed=3, **more), Trained(config, IN_VMEM))
 
 
 def test_no_race_between_stages_and_microbatches(small):

@@ -29,7 +29,8 @@ class Trained:
         self.model.declare(training_step(config, **{**asked, "options": TrainingOptions()}))
         placed = placed_plan(plan)
         self.graph, self.stages = lowered_training(config, chip, plan=placed, lowering=lowering, **asked)
-        self.ranges = layer_ranges(config.n_layers, len(self.stages))
+        self.chunks = options.runs
+        self.ranges = layer_ranges(config.n_layers, len(self.stages) * self.chunks)
         flat = unroll(self.graph, Hardware(chip))
         if races:
             check_races(flat)
@@ -59,7 +60,7 @@ class Trained:
 
     def _array(self, tensor, rows, stage, ops):
         name, _, part = tensor.name.partition("_m")
-        if tensor.role == "input" and name in rows:
+        if tensor.role == "input" and name in rows:  # of a microbatch
             each = ops.sizes["B"]
             return rows[name][int(part or 0) * each : (int(part or 0) + 1) * each].astype(float)
         if tensor.role not in ("weight", "state"):
@@ -68,14 +69,27 @@ class Trained:
         if tensor.role == "state":
             what = next(what for what in ("master_", "first_moment_", "second_moment_") if weight.startswith(what))
             weight, scale = weight.removeprefix(what), float(what == "master_")
-        return scale * self._of_stage(self.model.arrays[weight], ops.tensors[weight], stage)
+        return scale * self._of_stage(ops.tensors[weight], stage)
 
-    def _of_stage(self, array, tensor, stage):
-        first, count = self.ranges[stage]
+    def _of_stage(self, tensor, stage):
+        """What a stage has of a weight: the layers of its run or, of a chunk's weight ("w_gate_c1"), of that chunk."""
+        name, chunk = self._of_chunk(tensor.name)
+        first, count = self.ranges[chunk * len(self.stages) + stage]
+        array = self.model.arrays[name]
         return array[first : first + count] if tensor.repeat and len(self.stages) > 1 else array
 
+    def _of_chunk(self, name):
+        found = re.fullmatch(r"(\w+)_c(\d+)", name) if self.chunks > 1 else None
+        return (found[1], int(found[2])) if found else (name, 0)
+
     def _weight(self, name):
-        parts = [self._whole(stage, name) for stage, ops in enumerate(self.stages) if name in ops.tensors]
+        names = [f"{name}_c{chunk}" for chunk in range(self.chunks)] if self.chunks > 1 else []
+        parts = [
+            self._whole(stage, one)
+            for one in (name, *names)
+            for stage, ops in enumerate(self.stages)
+            if one in ops.tensors
+        ]
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def _whole(self, stage, name):
@@ -83,8 +97,8 @@ class Trained:
         ops = self.stages[stage]
         tensor = ops.tensors[name]
         lead = ()
-        if name in self.model.arrays and tensor.repeat:
-            lead = (len(self._of_stage(self.before[name], tensor, stage)),)
+        if tensor.role == "weight" and tensor.repeat:
+            lead = (len(self._of_stage(tensor, stage)),)
         whole = np.full([*lead, *(ops.sizes[dim] for dim in tensor.dim_names)], np.nan)
         for at, coordinates in enumerate(ops.mesh.coordinates()):
             where = (*(slice(None) for _ in lead), *tensor.layout.shard_slices(coordinates, ops.sizes, ops.mesh))

@@ -32,7 +32,7 @@ from simcore.opgraph.operations import Attention, Collective, Einsum, Operation,
 from workloads.config import ModelConfig
 from workloads.optimizers import OPTIMIZERS, Optimizer
 from workloads.plan import PlacedPlan, Plan
-from workloads.schedules import SCHEDULES
+from workloads.schedules import CHUNKED, DEFAULT_CHUNKS, SCHEDULES
 from workloads.stages import layer_ranges, pipeline_axis, some_layers, without_pipeline
 from workloads.step import Step
 from workloads.transformer import _builder, embed, empty_graph, placed_plan, through_layers
@@ -54,6 +54,7 @@ class TrainingOptions:
     gradient_dtype : format of weights' gradients, in which they are added up over chips; "" as the activations.
     microbatches : parts that the sequences are cut in, whose gradients are added up; by default as many as stages.
     schedule : in which order a stage takes the microbatches' forward and backward passes; see `SCHEDULES`.
+    chunks : runs of layers that each stage has, under a schedule that has several; by default `DEFAULT_CHUNKS`.
     """
 
     remat: Remat = "none"
@@ -62,6 +63,7 @@ class TrainingOptions:
     settings: dict[str, float] = field(default_factory=dict)
     microbatches: int = 0
     schedule: str = "1f1b"
+    chunks: int = 0
 
     def __post_init__(self) -> None:
         if self.remat not in REMATS:
@@ -72,6 +74,17 @@ class TrainingOptions:
             raise ModelConfigError(f"schedule {self.schedule!r}: {nearest(self.schedule, SCHEDULES)}")
         if self.microbatches < 0:
             raise ModelConfigError(f"{self.microbatches} microbatches: 1 or more is meant")
+        if self.chunks < 0:
+            raise ModelConfigError(f"{self.chunks} chunks: 1 or more is meant")
+        if self.chunks > 1 and self.schedule not in CHUNKED:
+            raise ModelConfigError(
+                f"{self.chunks} chunks under schedule {self.schedule}: each stage has one; {CHUNKED[0]} is meant"
+            )
+
+    @property
+    def runs(self) -> int:
+        """Runs of layers that each stage has."""
+        return (self.chunks or DEFAULT_CHUNKS) if self.schedule in CHUNKED else 1
 
 
 def training_step(
@@ -112,6 +125,7 @@ def training_stages(
     step = Step((0,) * (batch // parts), context, inner, "skip", training=True, **step_options)
     check_training(config, step, stages)
     axis = pipeline_axis(placed) if stages > 1 else ""
+    _check_schedule(config, options, stages, parts, in_line=axis in placed.lines)
     return [_Stage(config, step, options, axis, stage, stages, parts).graph() for stage in range(stages)]
 
 
@@ -145,22 +159,27 @@ class _Stage:
 
     def graph(self) -> OpGraph:
         """Its operations, each in the phase "forward", "backward", "recompute" or "optimizer"."""
-        first, count = layer_ranges(self.config.n_layers, self.stages)[self.stage]
-        self.first, self.last_stage = first, self.stage == self.stages - 1
-        self.part = some_layers(self.config, first, count) if self.stages > 1 else self.config
-        self.g = g = empty_graph(self.part, self.step, "training_step")
+        chunks = self.options.runs
+        ranges = layer_ranges(self.config.n_layers, self.stages * chunks)
+        self.ranges = [ranges[chunk * self.stages + self.stage] for chunk in range(chunks)]
+        self.parts_of = [some_layers(self.config, *one) if len(ranges) > 1 else self.config for one in self.ranges]
+        self.g = g = empty_graph(self.parts_of[0], self.step, "training_step")
         if self.stages > 1 and self.stage == 0:
             g.notes.append(
-                f"{self.stages} stages of {count} layers, {self.parts} microbatches of {self.step.batch} sequences "
-                f"each, {self.options.schedule}"
+                f"{self.stages} stages of {f'{chunks} chunks of ' * (chunks > 1)}{self.ranges[0][1]} layers, "
+                f"{self.parts} microbatches of {self.step.batch} sequences each, {self.options.schedule}"
             )
-        self.made: dict[int, tuple[ShardedTensor, list[Operation | Repeat]]] = {}
-        for forward, number in SCHEDULES[self.options.schedule](self.stage, self.stages, self.parts):
-            if forward:
+            if self.parts < self.stages:
+                g.notes.append(
+                    f"fewer microbatches ({self.parts}) than stages ({self.stages}): stages wait for each other"
+                )
+        self.made: dict[tuple[int, int], tuple[ShardedTensor, list[Operation | Repeat]]] = {}
+        for one in SCHEDULES[self.options.schedule](self.stage, self.stages, self.parts, chunks):
+            if one.forward:
                 with g.in_phase("forward"):
-                    self._forward(number)
+                    self._forward(one.microbatch, one.chunk)
             else:
-                self._backward(number)
+                self._backward(one.microbatch, one.chunk)
         backward = Backward(g, lambda tensor, operation: True, gradients=self.gradients)
         sums = backward.add_up()
         with g.in_phase("optimizer"):
@@ -170,43 +189,94 @@ class _Stage:
     def _piece(self, number: int) -> str:
         return f"m{number}" if self.parts > 1 or self.stages > 1 else ""
 
-    def _forward(self, number: int) -> None:
-        g, piece = self.g, self._piece(number)
-        if self.stage == 0:
-            begin = len(g.body)
-            x = embed(g, self.part, self.step, piece)
-        else:
-            residual = self.step.rules(self.part).residual(parse_tensor(f"x_{piece}[B, T, D]"))
-            x = g.receive(str(residual), sent=f"send_{piece}", axis=self.axis)
-            begin = len(g.body)
-        through_layers(g, self.part, self.step, x, first=self.first, piece=piece)
-        self.made[number] = x, g.body[begin:]
-        if not self.last_stage:
-            g.send(f"send_{piece}", x, self.axis, to=f"x_{piece}")
+    def _named(self, chunk: int, number: int) -> str:
+        """What ends the names of what a chunk gets and gives."""
+        return f"{_chunk(chunk)}_m{number}" if self.options.runs > 1 else f"m{number}"
 
-    def _backward(self, number: int) -> None:
-        g, piece = self.g, self._piece(number)
-        x, nodes = self.made.pop(number)
-        if self.last_stage:
+    def _begins(self, chunk: int) -> bool:
+        return self.stage == 0 and chunk == 0
+
+    def _ends(self, chunk: int) -> bool:
+        return self.stage == self.stages - 1 and chunk == self.options.runs - 1
+
+    def _before(self, chunk: int, number: int) -> str:
+        """The name of what the chunk before gave."""
+        return self._named(chunk if self.stage > 0 else chunk - 1, number)
+
+    def _after(self, chunk: int, number: int) -> str:
+        """The name of what the chunk after gets."""
+        return self._named(chunk if self.stage < self.stages - 1 else chunk + 1, number)
+
+    def _forward(self, number: int, chunk: int) -> None:
+        g, piece, part = self.g, self._piece(number), self.parts_of[chunk]
+        own = self._named(chunk, number)
+        if self._begins(chunk):
+            begin = len(g.body)
+            x = embed(g, part, self.step, piece)
+        else:
+            residual = self.step.rules(part).residual(parse_tensor(f"x_{own}[B, T, D]"))
+            x = g.receive(str(residual), sent=f"send_{self._before(chunk, number)}", axis=self.axis)
+            begin = len(g.body)
+        through_layers(
+            g, part, self.step, x, first=self.ranges[chunk][0], piece=piece,
+            chunk=_chunk(chunk) if self.options.runs > 1 else "",
+        )  # fmt: skip
+        self.made[number, chunk] = x, g.body[begin:]
+        if not self._ends(chunk):
+            g.send(f"send_{own}", x, self.axis, to=f"x_{self._after(chunk, number)}")
+
+    def _backward(self, number: int, chunk: int) -> None:
+        g, piece, part = self.g, self._piece(number), self.parts_of[chunk]
+        own = self._named(chunk, number)
+        x, nodes = self.made.pop((number, chunk))
+        if self._ends(chunk):
             begin = len(g.body)
             with g.in_phase("forward"):
-                start, back = loss(g, self.part, self.step, x, piece, self.step.tokens * self.parts)
+                start, back = loss(g, part, self.step, x, piece, self.step.tokens * self.parts)
             ends = [node for node in g.body[begin:] if not isinstance(node, Repeat)]
             named = next(at for at, node in enumerate(ends) if start.name in [t.name for t in written(node)])
             nodes = [*nodes, *ends[: named + 1]]
         else:
             start = x
-            layout = self.step.rules(self.part).residual(parse_tensor(f"back_{piece}[B, T, D]"))
-            back = g.receive(str(layout), sent=f"send_back_{piece}", axis=self.axis, step=-1)
-        dtype = self.options.gradient_dtype or self.step.activations(self.part)
+            layout = self.step.rules(part).residual(parse_tensor(f"back_{own}[B, T, D]"))
+            sent = f"send_back_{self._after(chunk, number)}"
+            back = g.receive(str(layout), sent=sent, axis=self.axis, step=-1)
+        dtype = self.options.gradient_dtype or self.step.activations(part)
         later = frozenset(axis for axis in g.mesh.names if axis not in self.step.placed.of("fsdp"))
         backward = Backward(
             g, keeper(nodes, self.options.remat), gradient_dtype=dtype, gradients=self.gradients, piece=piece,
             later=later if self.parts > 1 else frozenset(),
         )  # fmt: skip
         backward.run(start, back, x.name, nodes)
-        if self.stage > 0:
-            g.send(f"send_back_{piece}", backward.to(x), self.axis, to=f"back_{piece}", step=-1)
+        if not self._begins(chunk):
+            to = f"back_{self._before(chunk, number)}"
+            g.send(f"send_back_{own}", backward.to(x), self.axis, to=to, step=-1)
+
+
+def _chunk(number: int) -> str:
+    return f"c{number}"
+
+
+def _check_schedule(config: ModelConfig, options: TrainingOptions, stages: int, parts: int, *, in_line: bool) -> None:
+    schedule, chunks = options.schedule, options.runs
+    if stages > config.n_layers:
+        raise ModelConfigError(f"model {config.name}: {stages} stages, and it has {config.n_layers} layers")
+    if schedule not in CHUNKED:
+        return
+    if stages == 1:
+        raise ModelConfigError(f"schedule {schedule}: the plan has no pipeline")
+    if config.n_layers % (stages * chunks):
+        raise ModelConfigError(
+            f"schedule {schedule}: {config.n_layers} layers are no {stages} stages of {chunks} equal chunks: chunks "
+            f"that divide {config.n_layers / stages:g} are meant"
+        )
+    if parts % stages:
+        raise ModelConfigError(f"schedule {schedule}: {parts} microbatches are not a multiple of {stages} stages")
+    if in_line:
+        raise ModelConfigError(
+            f"schedule {schedule}: the last stage sends to the first, and they are the ends of a line: lay the "
+            "pipeline on an axis that wraps around"
+        )
 
 
 def check_training(config: ModelConfig, step: Step, stages: int = 1) -> None:
@@ -227,8 +297,6 @@ def check_training(config: ModelConfig, step: Step, stages: int = 1) -> None:
             f"model {config.name}: {config.n_kv_heads} key-value heads on tensor = {plan.tensor} chips would have "
             f"copies, whose gradients are not modelled: use tensor = {config.n_kv_heads} or a divisor of it"
         )
-    if stages > config.n_layers:
-        raise ModelConfigError(f"model {config.name}: {stages} stages, and it has {config.n_layers} layers")
     if stages > 1 and config.tied_embeddings:
         raise ModelConfigError(
             f"model {config.name}: training in stages with a tied embedding, which the first and the last share, is "

@@ -188,17 +188,27 @@ def predict(g: OpGraph, config: ModelConfig, step: Step, x: ShardedTensor, piece
 
 
 def through_layers(
-    g: OpGraph, config: ModelConfig, step: Step, x: ShardedTensor, *, first: int = 0, piece: str = ""
+    g: OpGraph,
+    config: ModelConfig,
+    step: Step,
+    x: ShardedTensor,
+    *,
+    first: int = 0,
+    piece: str = "",
+    chunk: str = "",
 ) -> None:
-    """All layers of ``config``, which are the model's from number ``first`` on; ``x`` is changed in place."""
+    """All layers of ``config``, which are the model's from number ``first`` on; ``x`` is changed in place.
+
+    ``chunk`` tells the weights of several such runs of layers apart.
+    """
     b = _builder(g, config, step, piece)
     moe = config.moe
     for segment in segments(config):
-        name = f"{segment.name} {piece}" if piece else segment.name
-        with g.repeat(
-            name, segment.count, first_layer=first + segment.first, layers=segment.period, stack=segment.name
-        ):
-            for position, (kind, label) in enumerate(zip(segment.kinds, segment.labels, strict=True)):
+        stack = f"{segment.name} {chunk}" if chunk else segment.name
+        name = f"{stack} {piece}" if piece else stack
+        labels = ["_".join(filter(None, (label, chunk))) for label in segment.labels]
+        with g.repeat(name, segment.count, first_layer=first + segment.first, layers=segment.period, stack=stack):
+            for position, (kind, label) in enumerate(zip(segment.kinds, labels, strict=True)):
                 if position:
                     g.next_layer()
                 groups = None
