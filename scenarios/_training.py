@@ -41,6 +41,8 @@ class Training:
     slices: int = param(1, help="that many slices, joined by the hosts' network", minimum=1, maximum=1024)
     map: str | None = param(None, help="which kind on which axes of the slice, e.g. tensor=xy; chosen where not given")
     optimizer: Literal["adamw", "adam", "sgd", "momentum"] = param("adamw", help="which states and which step")
+    clip_norm: float | None = param(None, help="scale gradients down to this norm of them all together", above=0)
+    master_weights: bool = param(True, help="fp32 copies of the weights, which the optimizer moves")
     gradient_dtype: str | None = param(
         None, help="format of weights' gradients; that of the activations where not given"
     )
@@ -68,6 +70,8 @@ def lowered(p: Training, chip: Chip, config: ModelConfig) -> tuple[TaskGraph, li
         microbatches=p.microbatches or 0,
         schedule=p.schedule,
         chunks=p.chunks or 0,
+        clip_norm=p.clip_norm or 0.0,
+        settings={} if p.master_weights else {"master": False},
     )
     lowering = LoweringOptions(
         ring_direction=p.direction,

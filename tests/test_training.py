@@ -8,7 +8,7 @@ import pytest
 from simcore.errors import ModelConfigError
 from tests.test_blocks_attention import FAMILIES
 from tests.test_transformer_values import IN_VMEM, THROUGH_HBM, tiny
-from tests.training import Trained
+from tests.training import RATE, Trained
 from workloads.optimizers import AdamW
 from workloads.training import REMATS, training_step
 
@@ -95,6 +95,21 @@ def test_no_race_between_stages_and_microbatches(small):
 @pytest.mark.parametrize(("plan", "remat"), [(None, "none"), ("fsdp=2", "full"), ("tensor=2,sequence", "matmuls")])
 def test_activations_in_hbm_give_the_same_step(plan, remat, small):
     same_step(Trained(tiny(), THROUGH_HBM, plan=plan, remat=remat, seed=3, **SMALL), small)
+
+
+@pytest.mark.parametrize("plan", [None, "data=2,tensor=2", "fsdp=2,tensor=2", "pipeline=2", "pipeline=2,tensor=2"])
+def test_gradients_are_clipped_to_a_norm_of_all_of_them(plan, small):
+    norm = np.sqrt(sum((gradient**2).sum() for gradient in small.gradients.values()))
+    for clip, scale in ((norm / 4, 1 / 4), (2 * norm, 1)):
+        step = Trained(tiny(), IN_VMEM, plan=plan, seed=3, clip_norm=clip, races=plan == "pipeline=2", **SMALL)
+        for name, gradient in step.gradients.items():
+            np.testing.assert_allclose(gradient, scale * small.gradients[name], rtol=1e-6, atol=1e-9, err_msg=name)
+
+
+def test_without_master_weights_the_weights_themselves_move(small):
+    step = Trained(tiny(), IN_VMEM, plan="fsdp=2", settings={"learning_rate": RATE, "master": False}, **SMALL)
+    assert not [name for name, tensor in step.stages[0].tensors.items() if tensor.role == "state"]
+    same_step(step, small)
 
 
 def test_adam_moves_weights_as_its_equations_say(small):

@@ -23,7 +23,7 @@ class Trained:
     def __init__(self, config, chip, *, batch=4, context=6, plan=None, remat="none", optimizer="sgd", seed=0,
                  races=False, lowering=None, **more):  # fmt: skip
         settings = {"learning_rate": RATE} if optimizer == "sgd" else {}
-        options = TrainingOptions(remat=remat, optimizer=optimizer, settings=settings, **more)
+        options = TrainingOptions(remat=remat, optimizer=optimizer, **{"settings": settings, **more})
         asked = {"batch": batch, "context": context, "options": options}
         self.config, self.model = config, Model(config)
         self.model.declare(training_step(config, **{**asked, "options": TrainingOptions()}))

@@ -1,7 +1,7 @@
 """Optimizers: what each keeps of a weight, in which formats, and its step on values.
 
-Each keeps a master copy in fp32 of a weight in a narrower format (Micikevicius et al. 2017). Operations are vector
-operations an element, assumed one a primitive.
+Each keeps a master copy in fp32 of a weight in a narrower format (Micikevicius et al. 2017), unless ``master`` is
+False: then the weight itself is moved. Operations are vector operations an element, assumed one a primitive.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Optimizer(Protocol):
         """The new states and the new weight."""
 
 
-def _master(dtype: str) -> list[tuple[str, str]]:
-    return [] if dtype == "fp32" else [("master", "fp32")]
+def _master(dtype: str, wanted: bool) -> list[tuple[str, str]]:
+    return [("master", "fp32")] if wanted and dtype != "fp32" else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,14 @@ class Sgd:
 
     learning_rate: float = 1e-2
     momentum: float = 0.0
+    master: bool = True
 
     @property
     def operations(self) -> float:
         return 4 if self.momentum else 2
 
     def states(self, dtype: str) -> list[tuple[str, str]]:
-        return [*([("velocity", "fp32")] if self.momentum else []), *_master(dtype)]
+        return [*([("velocity", "fp32")] if self.momentum else []), *_master(dtype, self.master)]
 
     def step(self, gradient: Any, *given: Any) -> tuple[Any, ...]:
         states, weight = list(given[:-1]), given[-1]
@@ -65,13 +66,14 @@ class AdamW:
     epsilon: float = 1e-8
     weight_decay: float = 0.1
     number: int = 1
+    master: bool = True
 
     @property
     def operations(self) -> float:
         return 14
 
     def states(self, dtype: str) -> list[tuple[str, str]]:
-        return [("first_moment", "fp32"), ("second_moment", "fp32"), *_master(dtype)]
+        return [("first_moment", "fp32"), ("second_moment", "fp32"), *_master(dtype, self.master)]
 
     def step(self, gradient: Any, *given: Any) -> tuple[Any, ...]:
         first, second, *masters, weight = given

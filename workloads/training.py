@@ -26,7 +26,7 @@ from simcore.layout import TensorLayout, parse_tensor
 from simcore.lowering import LoweringOptions, lower, lower_stages
 from simcore.opgraph import OpGraph, ShardedTensor
 from simcore.opgraph.backward import Backward
-from simcore.opgraph.backward_steps import update
+from simcore.opgraph.backward_steps import square_sum, update
 from simcore.opgraph.graph import Repeat
 from simcore.opgraph.operations import Attention, Collective, Einsum, Operation, written
 from workloads.config import ModelConfig
@@ -54,16 +54,18 @@ class TrainingOptions:
     gradient_dtype : format of weights' gradients, in which they are added up over chips; "" as the activations.
     microbatches : parts that the sequences are cut in, whose gradients are added up; by default as many as stages.
     schedule : in which order a stage takes the microbatches' forward and backward passes; see `SCHEDULES`.
+    clip_norm : greatest norm of all gradients together, to which they are scaled down; 0 leaves them as they are.
     chunks : runs of layers that each stage has, under a schedule that has several; by default `DEFAULT_CHUNKS`.
     """
 
     remat: Remat = "none"
     optimizer: str = "adamw"
     gradient_dtype: str = ""
-    settings: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     microbatches: int = 0
     schedule: str = "1f1b"
     chunks: int = 0
+    clip_norm: float = 0.0
 
     def __post_init__(self) -> None:
         if self.remat not in REMATS:
@@ -74,6 +76,8 @@ class TrainingOptions:
             raise ModelConfigError(f"schedule {self.schedule!r}: {nearest(self.schedule, SCHEDULES)}")
         if self.microbatches < 0:
             raise ModelConfigError(f"{self.microbatches} microbatches: 1 or more is meant")
+        if self.clip_norm < 0:
+            raise ModelConfigError(f"a norm of {self.clip_norm:g} to clip gradients to: more than 0 is meant")
         if self.chunks < 0:
             raise ModelConfigError(f"{self.chunks} chunks: 1 or more is meant")
         if self.chunks > 1 and self.schedule not in CHUNKED:
@@ -183,8 +187,24 @@ class _Stage:
         backward = Backward(g, lambda tensor, operation: True, gradients=self.gradients)
         sums = backward.add_up()
         with g.in_phase("optimizer"):
-            optimize(g, sums, OPTIMIZERS[self.options.optimizer](**self.options.settings))
+            norm = self._norm(sums) if self.options.clip_norm else None
+            optimizer = OPTIMIZERS[self.options.optimizer](**self.options.settings)
+            optimize(g, sums, optimizer, norm, self.options.clip_norm)
         return g
+
+    def _norm(self, gradients: dict[str, ShardedTensor]) -> ShardedTensor:
+        """The square of the norm of all gradients; through stages it is added up to the last, and told from there."""
+        g = self.g
+        total = squares(g, gradients)
+        if self.stage > 0:
+            before = g.receive("norm_before[J]", sent="send_norm", axis=self.axis, rows=0, dtype="fp32")
+            g.add("norm_so_far", total, before, into=total)
+        if self.stage < self.stages - 1:
+            g.send("send_norm", total, self.axis, to="norm_before")
+            total = g.receive("norm[J]", sent="tell_norm", axis=self.axis, rows=0, dtype="fp32", step=-1)
+        if self.stage > 0:
+            g.send("tell_norm", total, self.axis, to="norm", step=-1)
+        return total
 
     def _piece(self, number: int) -> str:
         return f"m{number}" if self.parts > 1 or self.stages > 1 else ""
@@ -404,8 +424,33 @@ def _loss_back(tokens: int) -> Callable[..., Any]:
     return back
 
 
-def optimize(g: OpGraph, gradients: dict[str, ShardedTensor], optimizer: Optimizer) -> None:
-    """The optimizer's step of every weight, layer by layer."""
+def squares(g: OpGraph, gradients: dict[str, ShardedTensor]) -> ShardedTensor:
+    """The sum of the squares of all gradients of a stage, on each chip: one number [J], summed over all chips."""
+    totals: list[ShardedTensor] = []
+
+    def one(name: str) -> None:
+        made = square_sum(g, f"squares_{name}" if totals else "squares", gradients[name], "J")
+        if totals:
+            g.add(f"squares_with_{name}", totals[0], made, into=totals[0])
+        else:
+            totals.append(made)
+
+    _layer_by_layer(g, gradients, "squares", one)
+    total = totals[0]
+    return g.all_reduce(total, g.mesh.names) if total.layout.partial else total
+
+
+def optimize(
+    g: OpGraph,
+    gradients: dict[str, ShardedTensor],
+    optimizer: Optimizer,
+    norm: ShardedTensor | None = None,
+    clip_norm: float = 0.0,
+) -> None:
+    """The optimizer's step of every weight, layer by layer; of gradients clipped by ``norm``, the square of theirs."""
+    step, operations = optimizer.step, optimizer.operations
+    if norm is not None:
+        step, operations = _clipped(optimizer.step, clip_norm), operations + 1
 
     def one(name: str) -> None:
         weight = g.tensors[name]
@@ -414,10 +459,24 @@ def optimize(g: OpGraph, gradients: dict[str, ShardedTensor], optimizer: Optimiz
             layout = TensorLayout(f"{what}_{name}", weight.layout.dims)
             states.append(g.state(str(layout), dtype=dtype))
         update(
-            g, f"update_{name}", gradients[name], states, weight, optimizer.step,
-            operations_per_element=optimizer.operations,
+            g, f"update_{name}", gradients[name], states, weight, step,
+            operations_per_element=operations, extra=() if norm is None else (norm,),
         )  # fmt: skip
 
+    _layer_by_layer(g, gradients, "update", one)
+
+
+def _clipped(step: Callable[..., Any], clip_norm: float) -> Callable[..., Any]:
+    def clipped(gradient: Any, *given: Any) -> Any:
+        *others, squared = given
+        norm = np.sqrt(np.asarray(squared).reshape(-1)[0])
+        return step(gradient * min(1.0, clip_norm / max(norm, 1e-300)), *others)
+
+    return clipped
+
+
+def _layer_by_layer(g: OpGraph, gradients: dict[str, ShardedTensor], what: str, one: Callable[[str], None]) -> None:
+    """Do ``one`` for every weight: first those outside of the layers, then those of each layer."""
     stacks: dict[str, list[str]] = {}
     for name in gradients:
         stacks.setdefault(g.tensors[name].repeat, []).append(name)
@@ -426,7 +485,7 @@ def optimize(g: OpGraph, gradients: dict[str, ShardedTensor], optimizer: Optimiz
         one(name)
     for stack, names in stacks.items():
         like = repeats[stack]
-        with g.repeat(f"{like.name} update", like.count, first_layer=like.first_layer, layers=like.layers, stack=stack):
+        with g.repeat(f"{like.name} {what}", like.count, first_layer=like.first_layer, layers=like.layers, stack=stack):
             for name in names:
                 one(name)
 

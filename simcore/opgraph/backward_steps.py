@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from simcore.errors import LayoutError
-from simcore.layout import TensorLayout, rules
+from simcore.layout import TensorLayout, parse_tensor, rules
 from simcore.opgraph.backward_operations import AttentionGradient, Keep, OuterProduct, RowSum, ScatterAdd, Update
 from simcore.opgraph.graph import OpGraph
 from simcore.opgraph.operations import Attention
@@ -61,6 +61,21 @@ def row_sum(
     layout = TensorLayout(name, like.layout.dims, _row_axes(inputs[0]))
     out = g._keep(ShardedTensor(layout, dtype, "gradient", "", 0))
     g._append(RowSum(name, tuple(inputs), tuple(vectors), out, operations_per_element, function))
+    return out
+
+
+def square_sum(g: OpGraph, name: str, tensor: ShardedTensor, dim: str) -> ShardedTensor:
+    """The sum of a gradient's squares, ``[dim]`` of size 1: partial sums over all of the mesh.
+
+    Chips that have the same part each give as much less of it. Raises `LayoutError` for partial sums.
+    """
+    rules.nonlinear(tensor.layout, name)
+    split = tensor.layout.axes
+    copies = g.mesh.size // g.mesh.axis_size(split)
+    layout = TensorLayout(name, parse_tensor(f"{name}[{dim}]").dims, g.mesh.names if g.mesh.size > 1 else ())
+    out = g._keep(ShardedTensor(layout, "fp32", "gradient", "", 0))
+    width = g.local_rows_columns(tensor)[1]
+    g._append(RowSum(name, (tensor,), (), out, 2 * width, lambda part: (part**2).sum(axis=-1, keepdims=True) / copies))
     return out
 
 
