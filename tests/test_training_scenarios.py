@@ -1,11 +1,18 @@
 """The scenarios of training: what they say of time, memory and bubbles."""
 
+import json
+
 import pytest
 
 from simcore.chips import load_chip
-from simcore.errors import ScenarioError
+from simcore.commands.fits import main as fits_main
+from simcore.errors import ModelConfigError, ScenarioError
 from simcore.exposure import exposed_communication_s
 from simcore.scenario import run_scenario
+from workloads.catalogue import load_model
+from workloads.fits import Question, fit
+from workloads.plan import Plan
+from workloads.training import TrainingOptions
 
 SMALL = {"model": "tiny", "context": 128, "batch": 4}
 
@@ -93,3 +100,27 @@ def test_what_makes_no_sense_is_refused(name, asked, message):
         del given["batch"]
     with pytest.raises(ScenarioError, match=message):
         run_scenario(name, parameters=given)
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_fits_says_of_training_what_the_simulation_holds(remat):
+    """On top come buffers of collectives in flight and of the step's gathered weights."""
+    asked = {"model": "tiny", "batch": 4, "context": 2048, "plan": "fsdp=4", "remat": remat}
+    simulated = run_scenario("training_step", parameters=asked, chip="v5p")
+    question = Question(load_model("tiny"), "train", 4, 2048, training=TrainingOptions(remat=remat))
+    held = fit(question, load_chip("v5p"), Plan(fsdp=4))
+    assert held.total_bytes == pytest.approx(simulated.memory_peak_bytes["hbm"], rel=0.1)
+    assert held.parts["optimizer states"] == 6 * held.parts["weights"]
+
+
+def test_fits_names_the_changes_that_make_a_step_fit(capsys):
+    flags = "llama3-8b --chip v5p --slice 2x2x1 --batch 16 --context 4096 --train --remat"
+    assert fits_main([*flags.split(), "none", "--json"], "simcore fits") == 3
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["parts_bytes"]) == {"weights", "optimizer states", "gradients", "activations", "gathered"}
+    assert "--remat full" in [mend["change"] for mend in found["makes_it_fit"]]
+    assert fits_main([*flags.split(), "full"], "simcore fits") == 0
+    with pytest.raises(ModelConfigError, match="add --train"):
+        fits_main(["llama3-8b", "--remat", "full"], "simcore fits")
+    with pytest.raises(ModelConfigError, match="give one of them"):
+        fits_main(["llama3-8b", "--train", "--mode", "decode"], "simcore fits")

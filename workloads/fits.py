@@ -2,18 +2,20 @@
 
 Counted are each chip's weights, caches and, at the fullest moment, the activations that are too large for VMEM; of
 weights that are gathered for use, those of the layer at work and of the one that is fetched ahead.
-Buffers of collectives in flight come on top, a few tiles' worth; the simulation has them.
+Buffers of collectives in flight come on top, a few tiles' worth; the simulation has them. A training step holds the
+optimizer's states besides, gradients, and what the backward pass needs of the forward pass.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simcore.chips import Chip
+from simcore.dtypes import bytes_of
 from simcore.errors import LayoutError, ModelConfigError
 from simcore.lowering import LoweringOptions
 from simcore.lowering.program import choose_resident
@@ -21,14 +23,18 @@ from simcore.opgraph import OpGraph
 from simcore.opgraph.liveness import Moment, gathered_bytes, lasting_bytes, peak
 from topologies.tpu_slice import SLICES_2D
 from workloads.config import ModelConfig
+from workloads.parameters import count_parameters
 from workloads.placing import place
 from workloads.plan import PlacedPlan, Plan
 from workloads.stages import stage_graphs
+from workloads.training import TrainingOptions, training_stages
 from workloads.transformer import model_step
 
 LARGEST_BATCH = 2**20
 ABOUT = 1.1
 """Plans whose bytes differ by less than this factor leave about the same room."""
+REMATS_BY_MEMORY = ("none", "matmuls", "full")
+"""Policies from the one that keeps most on."""
 NARROW = (("int8", {"weights_dtype": "int8"}), ("int4", {"weights_dtype": "int4"}))
 
 
@@ -38,7 +44,8 @@ class Fit:
 
     Parameters
     ----------
-    parts : "weights", "KV cache", "activations" and, if there are any, "gathered" weights -> bytes.
+    parts : "weights", "KV cache", "activations" and, if there are any, "gathered" weights -> bytes; of training
+        "optimizer states" and "gradients" too.
     fullest : the operation at which the activations are most, and what is alive there.
     """
 
@@ -64,7 +71,10 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A step to be held: ``options`` are those of `workloads.transformer.model_step`."""
+    """A step to be held: ``options`` are those of `workloads.transformer.model_step`.
+
+    A step of ``mode`` "train" is that of ``training``.
+    """
 
     config: ModelConfig
     mode: str
@@ -72,19 +82,23 @@ class Question:
     context: int
     options: Mapping[str, Any] = field(default_factory=dict)
     microbatches: int = 0
+    training: TrainingOptions = TrainingOptions()
 
     def graphs(self, plan: Plan | PlacedPlan) -> list[OpGraph]:
         """The op graphs of the step, one for each pipeline stage."""
         asked: dict[str, Any] = {"batch": self.batch, "context": self.context, **self.options}
         ways = plan.plan if isinstance(plan, PlacedPlan) else plan
+        if self.mode == "train":
+            options = replace(self.training, microbatches=self.microbatches)
+            return training_stages(self.config, plan=plan, options=options, **asked)
         if ways.pipeline > 1:
             return stage_graphs(self.config, self.mode, plan=plan, microbatches=self.microbatches, **asked)
         return [model_step(self.config, self.mode, plan=plan, **asked)]
 
     def with_(self, **changes: Any) -> Question:
-        """The same question with another batch or context, or other options."""
-        batch, context = changes.pop("batch", self.batch), changes.pop("context", self.context)
-        return Question(self.config, self.mode, batch, context, {**self.options, **changes}, self.microbatches)
+        """The same question with other fields, such as the batch, or other options."""
+        own = {name: changes.pop(name) for name in ("batch", "context", "microbatches", "training") if name in changes}
+        return replace(self, **own, options={**self.options, **changes})
 
 
 def fit(question: Question, chip: Chip, plan: Plan | PlacedPlan) -> Fit:
@@ -95,11 +109,16 @@ def fit(question: Question, chip: Chip, plan: Plan | PlacedPlan) -> Fit:
         lasting = lasting_bytes(ops)
         gathered = [name for name, tensor in ops.tensors.items() if tensor.role == "gathered"]
         fullest = peak(ops, [*choose_resident(ops, chip), *gathered])
-        parts = {
-            "weights": sum(lasting["weight"].values()),
-            "KV cache": sum(lasting["cache"].values()),
-            "activations": fullest.total_bytes,
-        }
+        parts = {"weights": sum(lasting["weight"].values()), "activations": fullest.total_bytes}
+        if question.mode == "train":
+            gradients = sum(size for name, size in fullest.alive.items() if ops.tensors[name].role == "gradient")
+            parts |= {
+                "optimizer states": sum(lasting["state"].values()),
+                "gradients": gradients,
+                "activations": fullest.total_bytes - gradients,
+            }
+        else:
+            parts["KV cache"] = sum(lasting["cache"].values())
         if gathered:
             parts["gathered"] = gathered_bytes(ops, 1 + LoweringOptions().prefetch_layers)
         found.append(Fit(ways, ways.chips, chip.hbm_capacity_bytes, parts, fullest))
@@ -107,8 +126,17 @@ def fit(question: Question, chip: Chip, plan: Plan | PlacedPlan) -> Fit:
 
 
 def plans_of(question: Question, chips: int) -> Iterator[Plan]:
-    """Plans of ``chips`` chips that are worth a look: tensor, the weights' other dimension, experts, requests."""
+    """Plans of ``chips`` chips that are worth a look: tensor, the weights' other dimension, experts, requests.
+
+    In training, fsdp and tensor with the norms split: neither leaves a copy of anything.
+    """
     config, batch = question.config, question.batch
+    if question.mode == "train":
+        each = batch // max(question.microbatches, 1)
+        for fsdp in _divisors(chips):
+            if each % fsdp == 0:
+                yield Plan(fsdp=fsdp, tensor=chips // fsdp, sequence=fsdp < chips)
+        return
     experts = config.moe.n_experts if config.moe is not None else 1
     for tensor, tensor2, expert in itertools.product(_divisors(chips), repeat=3):
         if chips % (tensor * tensor2 * expert) or experts % expert or (tensor2 > 1 and expert > 1):
@@ -133,6 +161,8 @@ def best_plan(question: Question, chip: Chip, chips: int) -> Fit | None:
     least = min((one.total_bytes for one in found), default=0)
     # Of plans that hold about as much, the one with the most tensor ways: they move the least.
     close = [one for one in found if one.total_bytes <= ABOUT * least]
+    if question.mode == "train":  # ... but gathered weights move less than activations
+        return min(close, key=lambda one: (one.plan.tensor, one.total_bytes), default=None)
     return max(close, key=lambda one: (one.plan.tensor, one.plan.expert, -one.total_bytes), default=None)
 
 
@@ -166,10 +196,24 @@ def smallest_slice(question: Question, chip: Chip, *, most_chips: int = 4096) ->
         chips = math.prod(int(part) for part in shape.split("x"))
         if chips > most_chips:
             break
+        if chips * chip.hbm_capacity_bytes < _least_bytes(question):
+            continue
         found = best_plan(question, chip, chips)
         if found is not None and found.fits:
             return shape, found
     return None
+
+
+def _least_bytes(question: Question) -> float:
+    """What the weights, and in training the optimizer's states, take at least, over all chips."""
+    config = question.config
+    dtype = question.options.get("weights_dtype") or config.quantized_dtype or config.dtype
+    parameters = count_parameters(config).total
+    least = bytes_of(parameters, dtype)
+    if question.mode == "train":
+        states = question.training.states(config.dtype)
+        return least + sum(bytes_of(parameters, kept) for _, kept in states)
+    return least if dtype == config.dtype else 0
 
 
 def largest(question: Question, chip: Chip, plan: Plan | PlacedPlan, what: str) -> int:
@@ -219,12 +263,15 @@ def mends(question: Question, chip: Chip, plan: Plan | PlacedPlan) -> list[Mend]
         if held.fits:
             found.append(Mend(change, held))
 
+    if question.mode == "train":
+        _train_mends(question, tried)
     for what, flag in (("batch", "--batch"), ("context", "--context")):
         most = largest(question, chip, plan, what)
         if most:
             tried(f"{flag} {most}", **{what: most})
-    tried("--kv-dtype int8", kv_dtype="int8")
-    for name, changes in NARROW:
+    if question.mode != "train":
+        tried("--kv-dtype int8", kv_dtype="int8")
+    for name, changes in NARROW if question.mode != "train" else ():
         tried(f"--weights-dtype {name}", **changes)
         tried(f"--weights-dtype {name} --kv-dtype int8", kv_dtype="int8", **changes)
     larger = smallest_slice(question, chip)
@@ -232,6 +279,16 @@ def mends(question: Question, chip: Chip, plan: Plan | PlacedPlan) -> list[Mend]
         shape, held = larger
         found.append(Mend(f"--slice {shape} --plan {held.plan}", held))
     return found
+
+
+def _train_mends(question: Question, tried: Callable[..., None]) -> None:
+    """More recomputed, or fewer sequences at once: what costs time alone."""
+    for remat in ("matmuls", "full"):
+        if REMATS_BY_MEMORY.index(remat) > REMATS_BY_MEMORY.index(question.training.remat):
+            tried(f"--remat {remat}", training=replace(question.training, remat=remat))
+    for parts in _divisors(question.batch):
+        if parts > max(question.microbatches, 1):
+            tried(f"--microbatches {parts}", microbatches=parts)
 
 
 def planned(question: Question, chip: Chip, slice_shape: str, plan: str, *, slices: int = 1) -> PlacedPlan | Plan:

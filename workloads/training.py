@@ -85,6 +85,10 @@ class TrainingOptions:
                 f"{self.chunks} chunks under schedule {self.schedule}: each stage has one; {CHUNKED[0]} is meant"
             )
 
+    def states(self, dtype: str) -> list[tuple[str, str]]:
+        """Name and format of what the optimizer keeps of a weight of format ``dtype``."""
+        return OPTIMIZERS[self.optimizer](**self.settings).states(dtype)
+
     @property
     def runs(self) -> int:
         """Runs of layers that each stage has."""

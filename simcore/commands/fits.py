@@ -22,19 +22,30 @@ MOST_ALIVE = 4
 def main(arguments: Sequence[str], prog: str) -> int:
     from workloads.catalogue import load_model
     from workloads.fits import Question, fit, mends, planned, smallest_slice
+    from workloads.training import TrainingOptions
     from workloads.transformer import MODES
 
     parsed = _parser(prog).parse_all(arguments)
     if parsed.model is None:
         raise ModelConfigError(f"name a model, or the path of a config.json ({prog} --help)")
-    if parsed.mode not in MODES:
-        raise ModelConfigError(f"--mode {parsed.mode}: {nearest(parsed.mode, MODES)}")
+    if parsed.train:
+        if parsed.mode is not None:
+            raise ModelConfigError(f"--mode {parsed.mode} and --train: give one of them")
+    elif parsed.remat or parsed.optimizer or parsed.no_master_weights:
+        raise ModelConfigError("--remat, --optimizer and --no-master-weights are about a training step: add --train")
+    mode = "train" if parsed.train else parsed.mode or "decode"
+    if parsed.mode is not None and parsed.mode not in MODES:
+        raise ModelConfigError(f"--mode {mode}: {nearest(mode, MODES)} (a training step: --train)")
     chip = load_chip(parsed.chip)
     names = ("weights_dtype", "kv_dtype", "activation_dtype")
     options = {name: getattr(parsed, name) for name in names if getattr(parsed, name)}
     question = Question(
-        load_model(parsed.model), parsed.mode, _count(parsed, "batch"), _count(parsed, "context"), options,
+        load_model(parsed.model), mode, _count(parsed, "batch"), _count(parsed, "context"), options,
         _count(parsed, "microbatches") if parsed.microbatches else 0,
+        TrainingOptions(
+            remat=parsed.remat or "full", optimizer=parsed.optimizer or "adamw",
+            settings={"master": False} if parsed.no_master_weights else {},
+        ),
     )  # fmt: skip
     plan = planned(question, chip, parsed.slice or "", parsed.plan or "", slices=_count(parsed, "slices"))
     held = fit(question, chip, plan)
@@ -63,7 +74,11 @@ def _parser(prog: str) -> CommandParser:
     add("--slice", metavar="SHAPE", action=Once, help="such as 4x4, or a number of GPUs (default: one chip)")
     add("--slices", metavar="N", action=Once, default="1", help="that many of them (default: 1)")
     add("--plan", metavar="PLAN", action=Once, help="such as tensor=8,data=2 (default: what leaves the most room)")
-    add("--mode", metavar="decode|prefill", action=Once, default="decode", help="(default: decode)")
+    add("--mode", metavar="decode|prefill", action=Once, help="(default: decode)")
+    add("--train", action="store_true", help="a training step: weights, states, gradients, what is kept for backward")
+    add("--remat", metavar="none|full|matmuls", action=Once, help="computed once more in training (default: full)")
+    add("--optimizer", metavar="NAME", action=Once, help="adamw, adam, sgd, momentum (default: adamw)")
+    add("--no-master-weights", action="store_true", help="the optimizer moves the weights, no fp32 copies of them")
     add("--batch", metavar="N", action=Once, default="1", help="requests (default: 1)")
     add("--context", metavar="N", action=Once, default="8192", help="positions of each (default: 8192)")
     add("--microbatches", metavar="N", action=Once, help="parts of the requests, for a pipeline's stages")
@@ -97,7 +112,7 @@ def _page(question: Question, chip: str, held: Fit, smallest: tuple[str, Fit] | 
         if held.fits
         else f"does not fit: {_size(-held.left_bytes)} over"
     )
-    what = "new positions" if question.mode == "prefill" else "cached positions"
+    what = {"prefill": "new positions", "train": "tokens"}.get(question.mode, "cached positions")
     lines = [
         f"{question.config.name}, {question.mode}, {question.batch} x {question.context} {what}, on {held.chips} "
         f"chip{'s' * (held.chips > 1)} {chip} ({held.plan}): {verdict}",
@@ -105,16 +120,18 @@ def _page(question: Question, chip: str, held: Fit, smallest: tuple[str, Fit] | 
         f"each chip holds {_size(held.total_bytes)} of {_size(held.capacity_bytes)}",
     ]
     for part, amount in held.parts.items():
-        lines.append(f"  {part:<12} {_size(amount):>11}  {_share(amount, held.total_bytes):>4}")
+        lines.append(f"  {part:<16} {_size(amount):>11}  {_share(amount, held.total_bytes):>4}")
     alive = sorted(held.fullest.alive.items(), key=lambda item: -item[1])
     if alive:
+        which = "activations and gradients" if question.mode == "train" else "activations"
         shown = ", ".join(f"{name} {_size(amount)}" for name, amount in alive[:MOST_ALIVE])
         more = f", {len(alive) - MOST_ALIVE} others" if len(alive) > MOST_ALIVE else ""
-        lines.append(f"  activations are fullest at {held.fullest.operation}: {shown}{more}")
+        lines.append(f"  {which} are fullest at {held.fullest.operation}: {shown}{more}")
     lines.append("  (buffers of collectives in flight come on top; the simulation has them)")
     lines.append("")
     if smallest is None:
-        lines.append(f"no slice of {chip} holds it under a plan of tensor, tensor2, expert and data ways")
+        ways = "fsdp and tensor" if question.mode == "train" else "tensor, tensor2, expert and data"
+        lines.append(f"no slice of {chip} holds it under a plan of {ways} ways")
     else:
         shape, there = smallest
         lines.append(

@@ -130,18 +130,34 @@ def gathered_bytes(ops: OpGraph, layers: int) -> int:
 
 
 def moments(ops: OpGraph, leave_out: Collection[str] = ()) -> list[Moment]:
-    """Each operation in program order with what is alive; without the tensors in ``leave_out``, such as VMEM's."""
-    order, alive = placed_operations(ops), lives(ops)
+    """Each operation in program order with what is alive; without the tensors in ``leave_out``, such as VMEM's.
+
+    Of what each iteration of a repeat makes for another repeat, or takes of it, one more or less is alive from one to
+    the next: such an operation is there in its first iteration and in its last, between which the sum grows or shrinks
+    evenly.
+    """
+    order, alive, own = placed_operations(ops), lives(ops), arrays(ops)
     counts = {node.name: node.count for node in ops.body if isinstance(node, Repeat)}
-    times = {name: counts[repeats[0]] for name, repeats in arrays(ops).items()}
-    sizes = {name: times.get(name, 1) * local_bytes(ops, ops.tensors[name]) for name in alive if name not in leave_out}
-    return [
-        Moment(
-            placed.operation.name,
-            {name: size for name, size in sizes.items() if alive[name][0] <= at <= alive[name][1]},
-        )
-        for at, placed in enumerate(order)
-    ]
+    sizes = {name: local_bytes(ops, ops.tensors[name]) for name in alive if name not in leave_out}
+
+    def held(name: str, repeat: Repeat | None, iteration: int) -> int:
+        if name not in own:
+            return sizes[name]
+        made_in, count = own[name][0], counts[own[name][0]]
+        if repeat is None or repeat.name not in own[name]:
+            return count * sizes[name]
+        if repeat.name == made_in:
+            return (iteration + 1) * sizes[name]
+        return (count - iteration if repeat.name == own[name][-1] else count) * sizes[name]
+
+    found = []
+    for at, placed in enumerate(order):
+        here = [name for name in sizes if alive[name][0] <= at <= alive[name][1]]
+        last = placed.repeat.count - 1 if placed.repeat is not None and any(name in own for name in here) else 0
+        for iteration in (0, last) if last else (0,):
+            kept = {name: held(name, placed.repeat, iteration) for name in here}
+            found.append(Moment(placed.operation.name, kept))
+    return found
 
 
 def peak(ops: OpGraph, leave_out: Collection[str] = ()) -> Moment:
